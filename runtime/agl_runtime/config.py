@@ -1,0 +1,329 @@
+"""The project's configuration: agl.yaml, AGL_CFG_* variables and flags, read once into a frozen `Config`.
+
+A value given by a flag beats the environment, which beats agl.yaml, which beats the default. An environment variable
+names a setting by its path with two underscores between levels: AGL_CFG_TRAIN__LR=1e-4. An unknown key is an error
+that names the nearest known one. Relative paths are relative to the folder of agl.yaml.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+from agl_runtime.errors import ConfigError
+
+CONFIG_NAME = "agl.yaml"
+STATE_DIR = ".agl"
+ENV_PREFIX = "AGL_CFG_"
+RESERVED_ENV = frozenset({"AGL_KEY", "AGL_OPENAI_BASE_URL", "AGL_EVENT_URL"})
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class AgentConfig(_Section):
+    command: str | list[str]
+    """How the agent is started, in its workspace. `{field}` is replaced by that field of the task, always inside one
+    argument; `{task_file}` by the path of a JSON file that holds the whole task; `{{` is a literal brace."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Variables for the agent, with the same `{field}` replacement."""
+    pass_env: list[str] = Field(default_factory=list)
+    """Names of variables of your shell that the agent also gets (PATH, LANG, LC_*, TZ, VIRTUAL_ENV and the like are
+    always passed; HOME and TMPDIR are private to each rollout)."""
+    home_files: list[str] = Field(default_factory=list)
+    """Files or folders of your home, relative to it, that the private HOME shows read-only."""
+    workspace: Literal["empty", "copy", "worktree"] = "copy"
+    """What the agent's working directory holds: nothing, a copy of the project's tracked files, or a git worktree."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Time limit of one rollout in seconds, not counting time in which the gateway held its calls."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Agents that run at once; from cores and memory when not set."""
+    memory_mb: int = Field(default=256, ge=16)
+    """What one agent is expected to need, in MiB, for the automatic concurrency."""
+    attempts: int = Field(default=3, ge=1, le=20)
+    """Tries at a rollout when the infrastructure (not the agent) fails."""
+    isolation: Literal["auto", "required", "off"] = "auto"
+    """Separate agents from agl and from each other by namespaces: where the system allows it, always (an error where
+    it does not), or never."""
+    output_limit_kb: int = Field(default=1024, ge=1)
+    """How much of stdout and of stderr is kept a rollout, in KiB; the rest is counted and dropped."""
+    reports_reward: bool = False
+    """The agent posts its own reward event; no reward function runs and its key may post one."""
+
+
+class RewardConfig(_Section):
+    function: str | None = None
+    """`file.py:name`. Called with task, workspace, exit, output and events; returns a number, or a mapping with
+    `reward` and named parts."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Time limit of one call in seconds; past it the attempt counts as an infrastructure failure."""
+    python: str | None = None
+    """Interpreter for the reward function; the first `python3` on your PATH when not set."""
+
+
+class DataConfig(_Section):
+    train: str | None = None
+    """JSON Lines file of training tasks, one object a line."""
+    val: str | None = None
+    """JSON Lines file of held-out tasks."""
+    shuffle: bool = True
+    """Take the training tasks in a new random order each epoch; in file order when false."""
+
+
+class ModelConfig(_Section):
+    path: str | None = None
+    """Hugging Face folder of the policy to start from."""
+    name: str = "policy"
+    """The name under which agents ask for the policy."""
+    endpoint: str | None = None
+    """OpenAI-compatible base URL (with /v1) of a running model server to record from. Only `agl run` and `agl eval`
+    can use it: such a server's weights are not agl's to train."""
+    api_key: SecretStr | None = None
+    """Key for `endpoint`."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Most tokens sampled a call, unless the agent asks for fewer."""
+    context: int | None = Field(default=None, ge=16)
+    """Context length in tokens; the model's own when not set."""
+
+
+class GatewayConfig(_Section):
+    host: str = "127.0.0.1"
+    """Address to listen on. Anything but loopback needs the admin key, which `agl up` makes."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    hold_limit_s: float = Field(default=240.0, gt=0)
+    """Longest time that a call is held while weights change; then 429 with Retry-After. Keep it below the shortest
+    time-out of the agent's client."""
+    upstream_timeout_s: float = Field(default=600.0, gt=0)
+    """Longest silence of the model server within a call."""
+    upstream_retries: int = Field(default=4, ge=0, le=20)
+    """Tries after the first, while no byte of an answer has come."""
+    distribution_params: Literal["refuse", "record"] = "record"
+    """Calls in train mode that set top_p, top_k, penalties, min_p or logit_bias: refuse them, or record them as not
+    trainable unless the server's log-probabilities are those of the changed distribution."""
+    keep_rollouts: int = Field(default=20_000, ge=1)
+    """Finished rollouts kept in the store; the oldest beyond are deleted."""
+
+
+class TrainConfig(_Section):
+    backend: Literal["embedded"] = "embedded"
+    """What trains: `embedded` is one process on this machine."""
+    algorithm: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """How rewards of a group become advantages."""
+    steps: int = Field(default=100, ge=1)
+    """Policy updates in the run."""
+    groups_per_step: int = Field(default=8, ge=1)
+    """Tasks whose groups make one update."""
+    group_size: int = Field(default=8, ge=2)
+    """Rollouts of each task that are compared."""
+    lr: float = Field(default=1e-6, gt=0)
+    """AdamW learning rate."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW weight decay."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW betas."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are clipped to this norm."""
+    clip_low: float = Field(default=0.2, ge=0, lt=1)
+    """The ratio is clipped at 1 - clip_low."""
+    clip_high: float = Field(default=0.2, ge=0)
+    """The ratio is clipped at 1 + clip_high."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the KL penalty to the starting policy; 0 loads no reference."""
+    tis_cap: float | None = Field(default=2.0, gt=0)
+    """Cap of the truncated importance weight of stale tokens; none when null."""
+    normalization: Literal["rollout", "sample", "token"] = "rollout"
+    """Over what the loss is averaged."""
+    mini_batches: int = Field(default=1, ge=1)
+    """Optimizer steps an epoch over the batch."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over each batch."""
+    token_budget: int = Field(default=8192, ge=16)
+    """Most tokens (with padding) in one forward pass of the update."""
+    max_response_tokens: int = Field(default=8192, ge=1)
+    """Response side of a sample is cut at this many tokens."""
+    max_prompt_tokens: int = Field(default=8192, ge=1)
+    """A sample whose first prompt is longer is dropped, with a count."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of training rollouts."""
+    seed: int = 0
+    """Seeds data order, sampling and the optimizer's RNG."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the embedded backend runs."""
+    threads: int = Field(default=1, ge=1)
+    """torch CPU threads; more than one is slower for small models."""
+    max_batch: int = Field(default=64, ge=1)
+    """Most sequences that the embedded backend decodes at once."""
+    save_every: int = Field(default=1, ge=1)
+    """Updates between checkpoints."""
+    keep_checkpoints: int = Field(default=3, ge=1)
+    """Checkpoints kept on disk; the newest."""
+    no_signal_steps: int = Field(default=2, ge=1)
+    """After this many first steps without any spread of rewards the run stops with "no signal"."""
+
+
+class EvalConfig(_Section):
+    every: int = Field(default=0, ge=0)
+    """Validate after every so many updates; 0 only before the first and after the last."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature of validation rollouts."""
+    samples: int = Field(default=1, ge=1)
+    """Rollouts of each validation task."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first so many validation tasks."""
+
+
+class Config(_Section):
+    agent: AgentConfig
+    reward: RewardConfig = RewardConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _reserved_names(self) -> Config:
+        taken = RESERVED_ENV & (set(self.agent.env) | set(self.agent.pass_env))
+        if taken:
+            raise ValueError(f"agent.env: {', '.join(sorted(taken))} are set by agl for each rollout; remove them")
+        if self.agent.reports_reward and self.reward.function:
+            raise ValueError("agent.reports_reward: the agent or reward.function gives the reward, not both")
+        return self
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder with its effective configuration; `origins` maps each set path ("train.lr") to where it came from."""
+
+    root: Path
+    config: Config
+    origins: Mapping[str, str]
+
+    @property
+    def state_dir(self) -> Path:
+        return self.root / STATE_DIR
+
+    def path(self, relative: str) -> Path:
+        return self.root / Path(relative).expanduser()
+
+
+def load_project(
+    start: Path, *, overrides: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
+) -> Project:
+    """Find agl.yaml in `start` or above it and read it. `overrides` are flags, by path. Raises ConfigError."""
+    file = find_config(start)
+    values = _read_yaml(file)
+    origins = dict.fromkeys(_leaf_paths(values), CONFIG_NAME)
+    for path, text, origin in _layers(environ if environ is not None else os.environ, overrides or {}):
+        _set_path(values, path, yaml.safe_load(text), origin)
+        origins[path] = origin
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, file, origins), "See `agl config show` for every setting.") from error
+    return Project(file.parent, config, origins)
+
+
+def find_config(start: Path) -> Path:
+    """The agl.yaml that governs `start`. Raises ConfigError."""
+    start = start.resolve()
+    for folder in (start, *start.parents):
+        if (folder / CONFIG_NAME).is_file():
+            return folder / CONFIG_NAME
+    raise ConfigError(f"No {CONFIG_NAME} in {start} or above it.", "Run `agl init` in your agent's folder first.")
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid YAML: {error}.", "Correct the file.") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.", "Check its permissions.") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} holds no mapping.", "Start from what `agl init` writes.")
+    return values
+
+
+def _layers(environ: Mapping[str, str], overrides: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    from_env = [
+        (name.removeprefix(ENV_PREFIX).lower().replace("__", "."), text, name)
+        for name, text in sorted(environ.items())
+        if name.startswith(ENV_PREFIX)
+    ]
+    return from_env + [(path, text, f"--set {path}") for path, text in overrides.items()]
+
+
+def _set_path(values: dict[str, Any], path: str, value: Any, origin: str) -> None:
+    *parents, last = path.split(".")
+    for key in parents:
+        node = values.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"{origin}: {key} is not a section of {CONFIG_NAME}.", "Name a setting by its full path.")
+        values = node
+    values[last] = value
+
+
+def _leaf_paths(values: Any, prefix: str = "") -> list[str]:
+    if not isinstance(values, dict):
+        return [prefix]
+    return [leaf for key, value in values.items() for leaf in _leaf_paths(value, f"{prefix}.{key}".lstrip("."))]
+
+
+def setting_paths() -> list[str]:
+    """Every setting by its path, in the order of the sections."""
+    return [f"{name}.{key}" for name, section in _sections().items() for key in section.model_fields]
+
+
+def _sections() -> dict[str, type[_Section]]:
+    return {name: field.annotation for name, field in Config.model_fields.items()}  # type: ignore[misc]
+
+
+def _explain(error: ValidationError, file: Path, origins: Mapping[str, str]) -> str:
+    lines = []
+    for item in error.errors():
+        path = ".".join(str(part) for part in item["loc"])
+        origin = origins.get(path, file.name)
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{origin}: unknown setting `{path}`{_nearest(path)}.")
+        elif item["type"] == "missing":
+            lines.append(f"{file.name}: `{path}` is missing.")
+        else:
+            lines.append(f"{origin}: `{path}`: {item['msg'].removeprefix('Value error, ')}.")
+    return " ".join(dict.fromkeys(lines))
+
+
+def _nearest(path: str) -> str:
+    known = [*setting_paths(), *Config.model_fields]
+    last = path.rsplit(".", 1)[-1]
+    same_name = [k for k in known if k.split(".")[-1] == last]
+    close = same_name[:1] or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+__all__ = [
+    "CONFIG_NAME",
+    "RESERVED_ENV",
+    "STATE_DIR",
+    "AgentConfig",
+    "Config",
+    "DataConfig",
+    "EvalConfig",
+    "GatewayConfig",
+    "ModelConfig",
+    "Project",
+    "RewardConfig",
+    "TrainConfig",
+    "find_config",
+    "load_project",
+    "setting_paths",
+]
