@@ -1,4 +1,8 @@
-"""What trains: the Protocol that the embedded backend and verl fulfil."""
+"""What trains: the Protocol that the embedded backend and verl fulfil.
+
+A backend's package has `create(config: Config, policy: Path) -> Backend`, which imports what is heavy and raises
+PreconditionError where a package is missing; `policy` is the Hugging Face folder of the weights to start from.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,16 @@ class ScoredRollout:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchTotals:
+    """Size of the whole batch: its rollouts with a reward, their samples and their trained tokens, those of groups
+    without any spread included. These are the denominators of the normalisations `rollout`, `sample` and `token`."""
+
+    rollouts: int
+    samples: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateResult:
     """`metrics` are finite floats: loss, grad_norm, kl, clip_fraction, entropy, logprob_gap (the largest absolute
     difference of recorded and recomputed log-probabilities of fresh tokens), tokens, seconds."""
@@ -34,11 +48,16 @@ class Backend(Protocol):
     """Calls come from one asyncio loop. `update` is only called while the gateway holds calls and none is in flight."""
 
     async def start(self, run_epoch: int, resume_from: Path | None) -> Model:
-        """Load the policy (or all trainer state from a checkpoint), serve it, say where."""
+        """Load the policy (or all trainer state from a checkpoint), serve it, say where.
+
+        The version served is (`run_epoch`, n): n is 0, or `updates` in the checkpoint's `state.json`."""
         ...
 
-    async def update(self, rollouts: Sequence[ScoredRollout]) -> UpdateResult:
-        """One update over the whole batch; afterwards the new weights serve."""
+    async def update(self, rollouts: Sequence[ScoredRollout], totals: BatchTotals) -> UpdateResult:
+        """One update over the whole batch; afterwards the new weights serve.
+
+        `rollouts` are those that can give a gradient; `totals` counts also the ones that need no computing, so that
+        leaving them out changes no mean. Never called with an empty sequence."""
         ...
 
     async def save(self, folder: Path, state: Mapping[str, Any]) -> None:
