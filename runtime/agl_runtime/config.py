@@ -190,6 +190,14 @@ class Config(_Section):
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_sections(cls, values: Any) -> Any:
+        """A section whose lines are all commented out reads as null in YAML and means the defaults."""
+        if not isinstance(values, dict):
+            return values
+        return {key: {} if value is None and key in cls.model_fields else value for key, value in values.items()}
+
     @model_validator(mode="after")
     def _reserved_names(self) -> Config:
         taken = RESERVED_ENV & (set(self.agent.env) | set(self.agent.pass_env))

@@ -1,0 +1,47 @@
+# `make demo` trains the example agent from nothing; `make test` passes the tests. Both set up what they need first.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Where pip looks for torch besides its usual index: an index of CPU-only builds, say.
+TORCH_INDEX ?=
+SEED ?= 0
+DEMO ?= agl-demo
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test real check lint format bench size clean
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt setup.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" sh ./setup.sh
+
+demo: $(READY)
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/agl demo "$(DEMO)" --seed $(SEED) --fresh
+
+test: $(READY)
+	$(BIN)/pytest -q -m "unit or contract or integration"
+
+real: $(READY)
+	$(BIN)/pytest -q -m real -rs
+
+check: lint size test
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python $$file || exit 1; done
+
+size: $(READY)
+	@$(BIN)/python benchmarks/size.py
+
+clean:
+	rm -rf "$(VENV)" dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
