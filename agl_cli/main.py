@@ -106,7 +106,7 @@ def agl(
 
 
 def main() -> None:
-    """The console script. An error that agl did not foresee ends in one sentence, or in its traceback when debugging."""
+    """The console script. An error that nobody foresaw ends in one sentence, or in its traceback when debugging."""
     try:
         app()
     except Exception as error:

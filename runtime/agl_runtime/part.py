@@ -1,7 +1,8 @@
 """What the three parts (gateway, controller, trainer) share as processes: arguments, files in `.agl`, signals, status.
 
 A part is started as `python -m agl_runtime.<part> --root PROJECT [--set path=value ...]`. SIGTERM and SIGINT ask it to
-stop gracefully. Its files in the project's state folder:
+stop gracefully; with `--with-parent` so does the end of the process that started it.
+Its files in the project's state folder:
 
     key                        the gateway's admin key, readable by its owner only
     store.sqlite3              the store
@@ -20,6 +21,7 @@ import json
 import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ STORE_FILE = "store.sqlite3"
 GATEWAY_FILE = "run/gateway.json"
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
+PARENT_GRACE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,34 @@ def begin(name: str, argv: Sequence[str] | None = None, extra: argparse.Argument
     parser = argparse.ArgumentParser(prog=f"agl_runtime.{name}", parents=[extra] if extra else [])
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE")
+    parser.add_argument("--with-parent", action="store_true", help="stop when standard input closes")
     args = parser.parse_args(argv)
+    if args.with_parent:
+        stop_with_parent()
     overrides = dict(item.split("=", 1) for item in args.set)
     project = load_project(args.root, overrides=overrides)
     key = admin_key(project.state_dir)
     upstream_key = project.config.model.api_key
     logs.configure(secrets=[key, upstream_key.get_secret_value() if upstream_key else ""])
     return Part(project, args, key)
+
+
+def stop_with_parent() -> None:
+    """Ask this process to stop once standard input closes (whoever held its other end is gone), and end it when it
+    has not stopped after PARENT_GRACE_S. What this process starts gets no end of that pipe."""
+    pipe = os.dup(0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+    def watch() -> None:
+        while os.read(pipe, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(PARENT_GRACE_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def admin_key(state_dir: Path) -> str:

@@ -1,0 +1,127 @@
+"""Who runs this project's parts: one agl command at a time, held by a file lock and described in `.agl/run/up.json`.
+
+The lock is the kernel's, so it goes with its holder however that ends. The description outlives a holder that was
+killed; it counts only while the lock is held. A process is known by pid and creation time, so that a signal never
+meets another process that was given the same pid.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+
+from agl_runtime.errors import PreconditionError
+
+LOCK_FILE = "run/lock"
+RECORD_FILE = "run/up.json"
+CREATED_SLACK_S = 1.0  # the clock that creation times are told in may be corrected
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    pid: int
+    created: float
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId:
+        """Raises psutil.NoSuchProcess."""
+        return cls(pid, psutil.Process(pid).create_time())
+
+    def process(self) -> psutil.Process | None:
+        """The process itself while it lives."""
+        try:
+            found = psutil.Process(self.pid)
+            alive = abs(found.create_time() - self.created) < CREATED_SLACK_S and found.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return None
+        return found if alive else None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """`command` is the agl command that holds the project; `parts` are the processes that it supervises."""
+
+    command: str
+    holder: ProcessId
+    started_at: float
+    parts: dict[str, ProcessId] = field(default_factory=dict)
+
+
+class RunLock:
+    """Held by the command that supervises the parts. Raises PreconditionError when another one holds it."""
+
+    def __init__(self, state_dir: Path, command: str, *, patience_s: float = 5.0) -> None:
+        self._state_dir = state_dir
+        self._patience_s = patience_s
+        self._record = Record(command, ProcessId.of(os.getpid()), time.time())
+        self._file: int | None = None
+
+    def __enter__(self) -> RunLock:
+        file = self._state_dir / LOCK_FILE
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        give_up_at = time.monotonic() + self._patience_s
+        while not _lock(handle):
+            if time.monotonic() > give_up_at:
+                os.close(handle)
+                raise _held(read_record(self._state_dir))
+            time.sleep(0.1)
+        self._file = handle
+        self.record({})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            (self._state_dir / RECORD_FILE).unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = None
+
+    def record(self, parts: Mapping[str, ProcessId]) -> None:
+        """Say which processes are supervised now."""
+        value = asdict(Record(self._record.command, self._record.holder, self._record.started_at, dict(parts)))
+        file = self._state_dir / RECORD_FILE
+        fresh = file.with_suffix(".new")
+        fresh.write_text(json.dumps(value), encoding="utf-8")
+        fresh.replace(file)
+
+
+def read_record(state_dir: Path) -> Record | None:
+    """Who holds the project, or None. A record whose holder died is none, even if its parts are still ending."""
+    record = left_record(state_dir)
+    return record if record is not None and record.holder.process() is not None else None
+
+
+def left_record(state_dir: Path) -> Record | None:
+    """The record as it stands in the file, its holder alive or not."""
+    try:
+        raw = json.loads((state_dir / RECORD_FILE).read_text(encoding="utf-8"))
+        parts = {name: ProcessId(**value) for name, value in raw["parts"].items()}
+        return Record(raw["command"], ProcessId(**raw["holder"]), raw["started_at"], parts)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _held(record: Record | None) -> PreconditionError:
+    if record is None:
+        return PreconditionError(
+            "Another agl command is using this project.", "Wait for it to end, or see `agl status`."
+        )
+    return PreconditionError(
+        f"`agl {record.command}` (process {record.holder.pid}) is using this project.",
+        "Wait for it to end, or stop it with `agl down`.",
+    )
