@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agl_runtime import calls
+from agl_runtime.calls import CallInfo, PackedCall, VersionSpan, make_delta
+from agl_runtime.errors import StoreError
+from agl_runtime.schemas import PolicyVersion
+
+ids = st.lists(st.integers(0, 5), max_size=12).map(calls.ids_array)
+
+
+def info(name: str, seq: int) -> CallInfo:
+    return CallInfo(name, "r", "0", seq, "chat", committed=True, commit_seq=seq, trainable=True)
+
+
+def packed(turns: list[tuple[calls.Ids, calls.Ids]]) -> list[PackedCall]:
+    """Each turn is (prompt, sampled); each builds on the one before it."""
+    out: list[PackedCall] = []
+    base: tuple[str, calls.Ids] | None = None
+    for seq, (prompt, sampled) in enumerate(turns):
+        delta = make_delta(prompt, *(base or (None, None)))
+        spans = (VersionSpan(0, sampled.size, PolicyVersion(1, seq)),)
+        logprobs = np.linspace(-1, 0, sampled.size, dtype=np.float32)
+        out.append(PackedCall(info(str(seq), seq), delta, sampled, logprobs, spans))
+        base = (str(seq), np.concatenate([prompt, sampled]))
+    return out
+
+
+@given(st.lists(st.tuples(ids, ids), max_size=6))
+def test_calls_survive_the_wire_whole(turns: list[tuple[calls.Ids, calls.Ids]]) -> None:
+    body = calls.encode("r", "0", packed(turns), reward=0.5, incomplete=["x"])
+    back = calls.decode(body)
+    assert (back.rollout_id, back.attempt_id, back.reward, back.incomplete) == ("r", "0", 0.5, ("x",))
+    for seq, (call, (prompt, sampled)) in enumerate(zip(back.calls, turns, strict=True)):
+        np.testing.assert_array_equal(call.prompt_ids, prompt)
+        np.testing.assert_array_equal(call.sampled_ids, sampled)
+        assert call.logprobs.dtype == np.float32
+        assert call.info == info(str(seq), seq)
+        assert call.spans[0].version == PolicyVersion(1, seq)
+
+
+def test_a_conversation_costs_its_own_length() -> None:
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, 50_000, 100).astype(np.int32)
+    turns = []
+    for _ in range(100):
+        sampled = rng.integers(0, 50_000, 100).astype(np.int32)
+        turns.append((prompt, sampled))
+        prompt = np.concatenate([prompt, sampled, rng.integers(0, 50_000, 20).astype(np.int32)])
+    body = calls.encode("r", "0", packed(turns), reward=None)
+    bytes_of_tokens = 4 * (100 + 100 * 120) + 4 * 100 * 100  # ids once, log-probabilities of the sampled ones
+    assert len(body) < 1.5 * bytes_of_tokens
+
+
+def test_a_changed_prompt_is_found_by_its_digest() -> None:
+    first, second = packed(
+        [(calls.ids_array([1, 2]), calls.ids_array([3])), (calls.ids_array([1, 2, 3, 4]), calls.ids_array([5]))]
+    )
+    broken = dataclasses.replace(second, prompt=dataclasses.replace(second.prompt, tail=calls.ids_array([9])))
+    with pytest.raises(StoreError, match="The prompt of call 1 does not match its digest"):
+        calls.unpack([first, broken])
+    with pytest.raises(StoreError, match="call 1 builds on call 0, which is missing"):
+        calls.unpack([second])
+
+
+def test_another_wire_version_is_refused() -> None:
+    body = calls.encode("r", "0", [], reward=None).replace(b"\xa1v\x01", b"\xa1v\x02")
+    with pytest.raises(StoreError, match="wire version 2; this agl reads 1"):
+        calls.decode(body)
+
+
+@given(ids, ids)
+def test_common_prefix_is_the_longest(a: calls.Ids, b: calls.Ids) -> None:
+    n = calls.common_prefix(a, b)
+    assert list(a[:n]) == list(b[:n])
+    assert n in (a.size, b.size) or a[n] != b[n]
