@@ -24,6 +24,11 @@ def emit_json_line(value: Any) -> None:
     emit(json.dumps(value, ensure_ascii=False, default=str))
 
 
+def compact(value: Any) -> str:
+    """A value as agl.yaml would hold it, on one line."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """None is shown as nothing."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]

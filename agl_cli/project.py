@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,6 @@ from typing import Any
 from agl_runtime.config import Project, load_project
 from agl_runtime.errors import ConfigError
 from agl_runtime.part import METRICS_FILE, SUMMARY_FILE
-from agl_runtime.schemas import PolicyVersion
-
-CHECKPOINTS = "checkpoints"
 
 
 def open_project(directory: Path, settings: Sequence[str] | None = None) -> Project:
@@ -30,21 +28,45 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     return {path.strip(): value for path, _, value in (item.partition("=") for item in settings)}
 
 
-def read_metrics(state_dir: Path) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl; one that is still being written is left for the next look."""
-    try:
-        lines = (state_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    return list(_objects(lines))
+class MetricsTail:
+    """The rows of metrics.jsonl that were not read before. A trainer that resumes writes the file anew without the
+    rows past its checkpoint; those it kept are not read again. A line still being written is left for later."""
+
+    def __init__(self, state_dir: Path, *, from_end: bool = False) -> None:
+        self._file = state_dir / METRICS_FILE
+        self._seen: set[tuple[Any, ...]] = set()
+        self._inode: int | None = None
+        self._offset = 0
+        if from_end:
+            self.read()
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self._file.open("rb") as handle:
+                inode = os.fstat(handle.fileno()).st_ino
+                if inode != self._inode:
+                    self._inode, self._offset = inode, 0
+                handle.seek(self._offset)
+                whole = handle.read().rpartition(b"\n")[0]
+        except FileNotFoundError:
+            return []
+        self._offset += len(whole) + 1 if whole else 0
+        rows = {_row_key(row): row for row in _objects(whole.splitlines())}
+        fresh = [row for key, row in rows.items() if key not in self._seen]
+        self._seen.update(rows)
+        return fresh
 
 
-def _objects(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in ("run_id", "kind", "step", "elapsed_s"))
+
+
+def _objects(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             value = json.loads(line)
         except ValueError:
-            continue
+            continue  # cut by a crash
         if isinstance(value, dict):
             yield value
 
@@ -56,17 +78,6 @@ def read_summary(state_dir: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def newest_checkpoint(state_dir: Path) -> Path | None:
-    """The complete checkpoint of the highest policy version."""
-    found: dict[PolicyVersion, Path] = {}
-    for folder in (state_dir / CHECKPOINTS).glob("*.*"):
-        try:
-            found[PolicyVersion.parse(folder.name)] = folder
-        except ValueError:
-            continue  # one that is still being written
-    return found[max(found)] if found else None
 
 
 def last_of(rows: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any] | None:

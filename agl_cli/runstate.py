@@ -7,6 +7,7 @@ meets another process that was given the same pid.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -21,6 +22,7 @@ from agl_runtime.errors import PreconditionError
 
 LOCK_FILE = "run/lock"
 RECORD_FILE = "run/up.json"
+END_PATIENCE_S = 240.0  # each of three parts may take its grace
 CREATED_SLACK_S = 1.0  # the clock that creation times are told in may be corrected
 
 
@@ -106,6 +108,21 @@ def left_record(state_dir: Path) -> Record | None:
         return Record(raw["command"], ProcessId(**raw["holder"]), raw["started_at"], parts)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def end(record: Record, patience_s: float = END_PATIENCE_S) -> bool:
+    """Ask the holder, or parts that outlived it, to stop, and wait until they have. False when none was alive."""
+    holder = record.holder.process()
+    asked = [holder] if holder else [found for part in record.parts.values() if (found := part.process())]
+    for process in asked:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    psutil.wait_procs(asked, timeout=patience_s)
+    return bool(asked)
+
+
+def is_gone(record: Record) -> bool:
+    return all(known.process() is None for known in (record.holder, *record.parts.values()))
 
 
 def _lock(handle: int) -> bool:

@@ -232,7 +232,7 @@ def load_project(
     values = _read_yaml(file)
     origins = dict.fromkeys(_leaf_paths(values), CONFIG_NAME)
     for path, text, origin in _layers(environ if environ is not None else os.environ, overrides or {}):
-        _set_path(values, path, yaml.safe_load(text), origin)
+        _set_path(values, path, _value(text, origin), origin)
         origins[path] = origin
     try:
         config = Config.model_validate(values)
@@ -271,6 +271,13 @@ def _layers(environ: Mapping[str, str], overrides: Mapping[str, str]) -> list[tu
     return from_env + [(path, text, f"--set {path}") for path, text in overrides.items()]
 
 
+def _value(text: str, origin: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{origin}: {text!r} is no YAML value.", "Quote it as you would in a YAML file.") from error
+
+
 def _set_path(values: dict[str, Any], path: str, value: Any, origin: str) -> None:
     *parents, last = path.split(".")
     for key in parents:
@@ -302,7 +309,7 @@ def _explain(error: ValidationError, file: Path, origins: Mapping[str, str]) -> 
         path = ".".join(str(part) for part in item["loc"])
         origin = origins.get(path, file.name)
         if item["type"] == "extra_forbidden":
-            lines.append(f"{origin}: unknown setting `{path}`{_nearest(path)}.")
+            lines.append(f"{origin}: unknown setting `{path}`{_nearest(path)}")
         elif item["type"] == "missing":
             lines.append(f"{file.name}: `{path}` is missing.")
         else:
@@ -315,7 +322,7 @@ def _nearest(path: str) -> str:
     last = path.rsplit(".", 1)[-1]
     same_name = [k for k in known if k.split(".")[-1] == last]
     close = same_name[:1] or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
-    return f"; did you mean `{close[0]}`?" if close else ""
+    return f"; did you mean `{close[0]}`?" if close else "."
 
 
 __all__ = [
