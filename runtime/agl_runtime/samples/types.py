@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,12 +22,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One training row of length T.
+    """One training row of length T, with at least one trained token.
 
     `ids` [T]; `mask` [T] is True exactly on sampled tokens that are trained here; `logprobs` [T] holds the
-    recorded log-probability of each token that was sampled and 0 elsewhere; `updates` [T] is the number of updates of
-    the weights that sampled it, -1 elsewhere. `prompt_len` counts the leading tokens that are the first call's prompt. `call_ids`
-    are the calls laid along this row, root first. `split` says why the row did not continue an earlier one.
+    recorded log-probability of each sampled token where it is known and 0 elsewhere; `updates` [T] is the number of
+    updates of the weights that sampled it, -1 elsewhere. `prompt_len` counts the leading tokens that are the first
+    call's prompt. `call_ids` are the calls laid along this row, root first. `split` says why the row broke off an
+    earlier one (see `diagnose`), None where nothing broke. `truncated`: the response side was cut at the limit.
     """
 
     rollout_id: str
@@ -41,7 +44,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """Counts of one rollout. `splits`, `untrained` and `dropped` map a named reason to a count."""
+    """Counts of one rollout or of many.
+
+    `calls` and `sampled_tokens` cover every call, `trained_tokens` what the samples train. Each maps a named reason to
+    a count: `untrained` the calls that train no token, `splits` the new rows that should have continued an earlier one,
+    `dropped` the rows left out whole.
+    """
 
     calls: int
     sampled_tokens: int
@@ -50,9 +58,30 @@ class BuildReport:
     untrained: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def trained_share(self) -> float:
+        """Trained tokens as a share of sampled tokens; 0 when nothing was sampled."""
+        return self.trained_tokens / self.sampled_tokens if self.sampled_tokens else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutSamples:
     rollout_id: str
     samples: tuple[Sample, ...]
     report: BuildReport
+
+
+def total_report(reports: Iterable[BuildReport]) -> BuildReport:
+    """The sum of many reports."""
+    calls = sampled = trained = 0
+    splits: Counter[str] = Counter()
+    untrained: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
+    for report in reports:
+        calls += report.calls
+        sampled += report.sampled_tokens
+        trained += report.trained_tokens
+        splits.update(report.splits)
+        untrained.update(report.untrained)
+        dropped.update(report.dropped)
+    return BuildReport(calls, sampled, trained, dict(splits), dict(untrained), dict(dropped))
