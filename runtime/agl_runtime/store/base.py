@@ -72,6 +72,7 @@ class StoredCall:
     latency_ms: float | None
     retry_count: int
     usage: dict[str, Any]
+    side: dict[str, Any] = field(default_factory=dict)
 
 
 class Store(Protocol):

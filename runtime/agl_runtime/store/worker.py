@@ -1,0 +1,114 @@
+"""A thread with one SQLite connection, which does the jobs of many concurrent tasks in shared transactions.
+
+Whatever waits when the thread becomes free forms one transaction, so that many writes share one sync to disk. Each job
+runs in a savepoint of its own: one that fails takes nothing of its neighbours back. A job's result is given out only
+when its transaction is committed. When SQLite gives a whole transaction up, its jobs are done again one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agl_runtime.errors import StoreError
+from agl_runtime.store import database
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    work: Callable[[sqlite3.Connection], Any]
+    done: Future[Any] = field(default_factory=Future)
+
+
+class Worker:
+    """`begin` opens a transaction; `on_undo` is called in the thread after one was given up. Owns `db`."""
+
+    def __init__(
+        self, db: sqlite3.Connection, path: Path, *, begin: str, group: int, on_undo: Callable[[], None] | None = None
+    ) -> None:
+        self._db = db
+        self._path = path
+        self._begin = begin
+        self._group = group
+        self._on_undo = on_undo
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._serve, name=f"store {begin.lower()}", daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` returns, once it is committed; raises what it raises, and StoreError for SQLite's errors.
+
+        Cancelling the caller after the thread took the job up does not undo it.
+        """
+        if self._stopped:
+            raise StoreError(f"The store {self._path} is closed.", "Open it first.")
+        job = _Job(work)
+        self._jobs.put(job)
+        result: T = await asyncio.wrap_future(job.done)
+        return result
+
+    def stop(self) -> None:
+        """Finish the jobs that wait, then close the connection. Blocks."""
+        self._stopped = True
+        self._jobs.put(None)
+        self._thread.join()
+        self._db.close()
+
+    def _serve(self) -> None:
+        running = True
+        while running:
+            waiting = [self._jobs.get()]
+            while len(waiting) < self._group and not self._jobs.empty():
+                waiting.append(self._jobs.get())
+            running = None not in waiting
+            taken = [job for job in waiting if job is not None and job.done.set_running_or_notify_cancel()]
+            if taken:
+                self._transact(taken)
+
+    def _transact(self, jobs: list[_Job]) -> None:
+        try:
+            self._db.execute(self._begin)
+            outcomes = [self._do(job) for job in jobs]
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._undo()
+            if len(jobs) == 1:
+                jobs[0].done.set_exception(database.explain(error, self._path))
+            else:
+                for job in jobs:
+                    self._transact([job])
+            return
+        for job, (result, failure) in zip(jobs, outcomes, strict=True):
+            if failure is None:
+                job.done.set_result(result)
+            else:
+                job.done.set_exception(failure)
+
+    def _do(self, job: _Job) -> tuple[Any, Exception | None]:
+        self._db.execute("SAVEPOINT job")
+        result, failure = None, None
+        try:
+            result = job.work(self._db)
+        except Exception as error:  # whatever it is, it belongs to the caller who waits for this job
+            if not self._db.in_transaction:
+                raise
+            self._db.execute("ROLLBACK TO job")
+            failure = database.explain(error, self._path) if isinstance(error, sqlite3.Error) else error
+        self._db.execute("RELEASE job")
+        return result, failure
+
+    def _undo(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+        if self._on_undo is not None:
+            self._on_undo()
