@@ -24,7 +24,7 @@ CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT RO
 INSERT INTO counters VALUES ('finished', 0);
 CREATE TABLE rollouts (
     n INTEGER PRIMARY KEY AUTOINCREMENT, rollout_id TEXT NOT NULL UNIQUE, is_train INTEGER NOT NULL,
-    data_id TEXT NOT NULL, input BLOB NOT NULL, config BLOB NOT NULL, metadata BLOB NOT NULL,
+    data_id TEXT NOT NULL, body BLOB NOT NULL,
     state TEXT NOT NULL, k8s_job_name TEXT, last_attempt_id TEXT, error_message TEXT, version INTEGER NOT NULL,
     created_at REAL NOT NULL, updated_at REAL NOT NULL,
     holder TEXT, lease_until REAL, finished INTEGER UNIQUE
@@ -62,8 +62,7 @@ CREATE TABLE blob_uses (
 ) WITHOUT ROWID;
 CREATE INDEX blob_uses_by_digest ON blob_uses (digest);
 CREATE TABLE checkpoints (
-    n INTEGER PRIMARY KEY, run_id TEXT NOT NULL, version TEXT NOT NULL, step INTEGER NOT NULL, path TEXT NOT NULL,
-    rollout_ids BLOB NOT NULL, UNIQUE (run_id, version)
+    n INTEGER PRIMARY KEY, run_id TEXT NOT NULL, version TEXT NOT NULL, record TEXT NOT NULL, UNIQUE (run_id, version)
 );
 """
 
@@ -75,7 +74,7 @@ def lock(path: Path) -> sqlite3.Connection:
         holder.execute("BEGIN EXCLUSIVE")
     except sqlite3.Error as error:
         holder.close()
-        if _code(error) != sqlite3.SQLITE_BUSY:
+        if code(error) != sqlite3.SQLITE_BUSY:
             raise explain(error, path) from error
         raise StoreError(
             f"Another gateway has the store {path} open.", "Stop it with `agl down`, or use another project folder."
@@ -85,8 +84,6 @@ def lock(path: Path) -> sqlite3.Connection:
 
 def open_writer(path: Path) -> sqlite3.Connection:
     """Open or create the file. The caller holds the lock. Raises StoreError for what is no store of this version."""
-    if not path.exists():
-        path.touch(mode=0o600)
     db = _connect(path, timeout_s=BUSY_TIMEOUT_S)
     try:
         _prepare(db, path)
@@ -108,22 +105,20 @@ def open_reader(path: Path) -> sqlite3.Connection:
 def explain(error: sqlite3.Error, path: Path) -> StoreError:
     """What an error of SQLite means for the user."""
     what, fix = {
-        sqlite3.SQLITE_FULL: (
-            "The disk that holds the store {} is full.",
-            "Free some space; nothing recorded is lost.",
-        ),
-        sqlite3.SQLITE_NOTADB: ("{} is not a store of agl.", "Move the file away, or use another project folder."),
-        sqlite3.SQLITE_CORRUPT: ("The store {} is damaged.", "Restore the file, or move it away to begin anew."),
-        sqlite3.SQLITE_BUSY: ("Another program has the store {} locked.", "End the program that uses the file."),
-        sqlite3.SQLITE_CANTOPEN: ("The store {} cannot be opened.", "Check that its folder exists and is yours."),
-        sqlite3.SQLITE_READONLY: ("The store {} cannot be written.", "Check the permissions of file and folder."),
-        sqlite3.SQLITE_IOERR: ("The disk failed on the store {}.", "Check the disk; nothing acknowledged is lost."),
-    }.get(_code(error), ("The store {} failed.", "Look at `agl logs gateway`."))
-    return StoreError(f"{what.format(path)[:-1]} ({error}).", fix)
+        sqlite3.SQLITE_FULL: ("The disk that holds the store {} is full", "Free some space; nothing recorded is lost."),
+        sqlite3.SQLITE_NOTADB: ("{} is not a store of agl", "Move the file away, or use another project folder."),
+        sqlite3.SQLITE_CORRUPT: ("The store {} is damaged", "Restore the file, or move it away to begin anew."),
+        sqlite3.SQLITE_BUSY: ("Another program has the store {} locked", "End the program that uses the file."),
+        sqlite3.SQLITE_CANTOPEN: ("The store {} cannot be opened", "Check that its folder exists and is yours."),
+        sqlite3.SQLITE_READONLY: ("The store {} cannot be written", "Check the permissions of file and folder."),
+        sqlite3.SQLITE_IOERR: ("The disk failed on the store {}", "Check the disk; nothing acknowledged is lost."),
+    }.get(code(error), ("The store {} failed", "Look at `agl logs gateway`."))
+    return StoreError(f"{what.format(path)} ({error}).", fix)
 
 
-def _code(error: sqlite3.Error) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+def code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code, 0 for an error of the Python module."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _connect(path: Path, *, timeout_s: float) -> sqlite3.Connection:
@@ -150,13 +145,8 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
         )
     if db.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
         raise StoreError(f"The disk that holds {path} cannot keep a write-ahead log.", "Use a local disk.")
-    for setting in (
-        "synchronous = FULL",
-        "fullfsync = ON",  # macOS: a sync reaches the medium
-        "foreign_keys = ON",
-        "journal_size_limit = 67108864",
-        "cache_size = -16384",
-    ):
+    # fullfsync: on macOS only this reaches the medium.
+    for setting in ("synchronous = FULL", "fullfsync = ON", "foreign_keys = ON", "journal_size_limit = 67108864"):
         db.execute(f"PRAGMA {setting}")
     if is_new:
         identity = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"

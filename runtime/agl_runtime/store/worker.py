@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agl_runtime.errors import StoreError
 from agl_runtime.store import database
 
 T = TypeVar("T")
@@ -30,10 +29,13 @@ class _Job:
 
 
 class Worker:
-    """`begin` opens a transaction; `on_undo` is called in the thread after one was given up. Owns `db`."""
+    """`begin` opens a transaction for up to `group` jobs; `on_undo` is called in the thread after one was given up.
+
+    Owns `db`, the file `path`.
+    """
 
     def __init__(
-        self, db: sqlite3.Connection, path: Path, *, begin: str, group: int, on_undo: Callable[[], None] | None = None
+        self, db: sqlite3.Connection, path: Path, begin: str, group: int, on_undo: Callable[[], None] = lambda: None
     ) -> None:
         self._db = db
         self._path = path
@@ -41,25 +43,21 @@ class Worker:
         self._group = group
         self._on_undo = on_undo
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._stopped = False
         self._thread = threading.Thread(target=self._serve, name=f"store {begin.lower()}", daemon=True)
         self._thread.start()
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """What `work` returns, once it is committed; raises what it raises, and StoreError for SQLite's errors.
 
-        Cancelling the caller after the thread took the job up does not undo it.
+        A caller cancelled before the thread took the job up withdraws it; later the job is done all the same.
         """
-        if self._stopped:
-            raise StoreError(f"The store {self._path} is closed.", "Open it first.")
         job = _Job(work)
         self._jobs.put(job)
         result: T = await asyncio.wrap_future(job.done)
         return result
 
     def stop(self) -> None:
-        """Finish the jobs that wait, then close the connection. Blocks."""
-        self._stopped = True
+        """Finish the jobs that wait, then close the connection. Blocks. Nothing may be run any more."""
         self._jobs.put(None)
         self._thread.join()
         self._db.close()
@@ -82,11 +80,7 @@ class Worker:
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             self._undo()
-            if len(jobs) == 1:
-                jobs[0].done.set_exception(database.explain(error, self._path))
-            else:
-                for job in jobs:
-                    self._transact([job])
+            self._after_undo(jobs, error)
             return
         for job, (result, failure) in zip(jobs, outcomes, strict=True):
             if failure is None:
@@ -107,8 +101,15 @@ class Worker:
         self._db.execute("RELEASE job")
         return result, failure
 
+    def _after_undo(self, jobs: list[_Job], error: sqlite3.Error) -> None:
+        if len(jobs) > 1 and database.code(error) != sqlite3.SQLITE_BUSY:
+            for job in jobs:
+                self._transact([job])
+            return
+        for job in jobs:
+            job.done.set_exception(database.explain(error, self._path))
+
     def _undo(self) -> None:
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
-        if self._on_undo is not None:
-            self._on_undo()
+        self._on_undo()

@@ -1,0 +1,59 @@
+"""How the store's methods reach the database: written as functions of a transaction's connection, awaited without it.
+
+@write
+def seal(self, db, rollout_id, attempt_id): ...      # in the writing thread, within a transaction
+
+await store.seal(rollout_id, attempt_id)             # returns when that transaction is committed
+"""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from agl_runtime.errors import StoreError
+from agl_runtime.store.open_attempts import OpenAttempts
+from agl_runtime.store.worker import Worker
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", bound="Tables")
+
+
+class Tables:
+    """What the parts of the store share. Only the writing thread touches `_opened`."""
+
+    def __init__(self, path: Path, clock: Callable[[], float], budget_bytes: int) -> None:
+        self._path = path
+        self._clock = clock
+        self._opened = OpenAttempts(budget_bytes)
+        self._writer: Worker | None = None
+        self._reader: Worker | None = None
+
+    def _running(self, worker: Worker | None) -> Worker:
+        if worker is None:
+            raise StoreError(f"The store {self._path} is not open.", "Open it first.")
+        return worker
+
+
+def write(
+    method: Callable[Concatenate[S, sqlite3.Connection, P], T],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    @functools.wraps(method)
+    async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._running(self._writer).run(lambda db: method(self, db, *args, **kwargs))
+
+    return run
+
+
+def read(
+    method: Callable[Concatenate[S, sqlite3.Connection, P], T],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    @functools.wraps(method)
+    async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._running(self._reader).run(lambda db: method(self, db, *args, **kwargs))
+
+    return run
