@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fakes.environments import environment, interpreter
-from fakes.model_server import Answer, FakeModelServer
 
 from agl_runtime import part
 from agl_runtime.client import GatewayClient
 from agl_runtime.errors import PreconditionError
 from agl_runtime.schemas import LocalConfig, Model, RolloutConfig, RolloutCreate, RolloutState
+from fakes.environments import environment, interpreter
+from fakes.model_server import Answer, FakeModelServer
 
 REQUIREMENTS = ["agentlightning==1.0.2"]
 AGENT = """
