@@ -1,4 +1,4 @@
-"""A tiny random Qwen3 policy with its own tokenizer and chat template, written as a Hugging Face folder in about a second.
+"""A tiny random Qwen3 policy with its own tokenizer and chat template, as a Hugging Face folder, in about a second.
 
 `make_tiny_policy` gives random weights (its answers are noise); with `lessons` the weights are fitted to pairs of
 (messages, answer), so that a test can have a policy which really samples, say, a tool call.

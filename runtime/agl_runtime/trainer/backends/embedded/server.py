@@ -1,0 +1,190 @@
+"""The model server: OpenAI's chat and text completions over HTTP on loopback, in a thread of its own.
+
+Its event loop is not the trainer's, so answers keep flowing while the trainer computes, and the trainer's loop is never
+held up by a crowd of agents. A client that goes away cancels its generations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+
+from agl_runtime.errors import TrainerError
+from agl_runtime.trainer.backends.embedded.answers import AnswerWriter, ChatWriter, CompletionWriter, Json
+from agl_runtime.trainer.backends.embedded.choices import Choice
+from agl_runtime.trainer.backends.embedded.codec import Codec
+from agl_runtime.trainer.backends.embedded.engine import Engine, Signal, set_signals
+from agl_runtime.trainer.backends.embedded.refusal import RequestRefused
+from agl_runtime.trainer.backends.embedded.requests import Limits, Order, read_chat, read_completion
+
+Reader = Callable[[Any, Codec, Limits], Order]
+_BACKLOG = 2048
+_CLIENT_CLOSED = 499
+_KEEP_ALIVE_S = 600  # longer than clients keep idle connections, so that none is closed just as it is used again
+_SHUTDOWN_S = 2
+
+
+def create_app(engine: Engine, codec: Codec, limits: Limits) -> FastAPI:
+    """The engine must run and set its signals on the event loop that serves this app."""
+    app = FastAPI(title="agl embedded model server", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.exception_handler(RequestRefused)
+    async def refused(_: Request, error: RequestRefused) -> Response:
+        return _json(error.body(), error.status)
+
+    @app.get("/health")
+    async def health() -> Response:
+        return _json({"status": "ok", "version": str(engine.version)})
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        entry = {
+            "id": limits.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "agl",
+            "max_model_len": limits.context,
+        }
+        return _json({"object": "list", "data": [entry]})
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await _serve(request, read_chat, ChatWriter)
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await _serve(request, read_completion, CompletionWriter)
+
+    async def _serve(request: Request, read: Reader, writer: type[AnswerWriter]) -> Response:
+        order = read(_body(await request.body()), codec, limits)
+        answer = writer(codec, order, limits.model)
+        if order.stream:
+            return StreamingResponse(_stream(engine, codec, order, answer), media_type="text/event-stream")
+        return await _answer(request, engine, codec, order, answer)
+
+    return app
+
+
+def _json(content: Json, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def _body(raw: bytes) -> Any:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise RequestRefused(f"The request's body is not JSON: {error}.") from error
+
+
+@asynccontextmanager
+async def _generating(engine: Engine, codec: Codec, order: Order) -> AsyncIterator[tuple[list[Choice], asyncio.Event]]:
+    """The order's choices being generated; whatever is unfinished when the block is left is cancelled."""
+    changed = asyncio.Event()
+    choices = [Choice(codec, order, index, changed) for index in range(len(order.prompts) * order.n)]
+    for choice in choices:
+        engine.submit(choice.generation)
+    try:
+        yield choices, changed
+    finally:
+        for choice in choices:
+            choice.generation.cancelled = True
+
+
+async def _answer(request: Request, engine: Engine, codec: Codec, order: Order, writer: AnswerWriter) -> Response:
+    async with _generating(engine, codec, order) as (choices, changed):
+        # The body has been read, so the next message can only be that the client is gone.
+        gone = asyncio.ensure_future(request.receive())
+        gone.add_done_callback(lambda _: changed.set())
+        try:
+            while any(choice.generation.finish is None for choice in choices):
+                await changed.wait()
+                changed.clear()
+                if gone.done():
+                    return Response(status_code=_CLIENT_CLOSED)
+        finally:
+            gone.cancel()
+        if any(choice.generation.finish == "error" for choice in choices):
+            raise _engine_failed()
+        read = [(choice, news) for choice in choices if (news := choice.read())]
+        return _json(writer.whole(read))
+
+
+async def _stream(engine: Engine, codec: Codec, order: Order, writer: AnswerWriter) -> AsyncIterator[bytes]:
+    async with _generating(engine, codec, order) as (choices, changed):
+        for choice in choices:
+            yield _event(writer.opening(choice))
+        while not all(choice.ended for choice in choices):
+            await changed.wait()
+            changed.clear()
+            for choice in choices:
+                if choice.generation.finish == "error":
+                    yield _event(_engine_failed().body())
+                    return
+                if news := choice.read():
+                    yield _event(writer.chunk(choice, news))
+        if order.usage_chunk:
+            yield _event(writer.usage_chunk(choices))
+        yield b"data: [DONE]\n\n"
+
+
+def _event(content: Json) -> bytes:
+    return b"data: " + orjson.dumps(content) + b"\n\n"
+
+
+def _engine_failed() -> RequestRefused:
+    return RequestRefused("The model server failed while it sampled.", "Look at the trainer's log.", status=500)
+
+
+class ServerThread:
+    """Serves one app on a free loopback port, on an event loop in its own thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def notify(self, signals: list[Signal]) -> None:
+        """Set `signals` on the server's event loop. From any thread."""
+        self._loop.call_soon_threadsafe(set_signals, signals)
+
+    def start(self, app: FastAPI) -> str:
+        """The server's address. Raises TrainerError when no port can be had."""
+        try:
+            listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+        except OSError as error:
+            raise TrainerError(f"The model server found no port: {error.strerror}.", "Free a loopback port.") from error
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_SHUTDOWN_S,
+        )
+        self._server = uvicorn.Server(config)
+        serve = self._server.serve(sockets=[listener])
+        self._thread = threading.Thread(
+            target=self._loop.run_until_complete, args=(serve,), name="model-server", daemon=True
+        )
+        self._thread.start()
+        host, port = listener.getsockname()
+        return f"http://{host}:{port}"
+
+    def stop(self) -> None:
+        """Close connections, which cancels what they wait for, and end the thread."""
+        if self._server and self._thread:
+            self._server.should_exit = True
+            self._thread.join()
+
+    def close(self) -> None:
+        """After `stop`, and when nothing notifies any more."""
+        self._loop.close()
