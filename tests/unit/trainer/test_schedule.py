@@ -67,7 +67,9 @@ class World:
     def crash(self) -> World:
         """Everything but the newest checkpoint is gone; another process begins there."""
         saved, updates = self.kept
-        begun = schedule.resumed(saved.step, saved.version, saved.next_group, saved.open, max(self._validated(saved.step)))
+        begun = schedule.resumed(
+            saved.step, saved.version, saved.next_group, saved.open, max(self._validated(saved.step))
+        )
         state = begun if saved.version.updates else State(validated=max(self._validated(0)))
         validated = [step for step in self.validated_at if step <= state.step]
         again = replace(

@@ -1,0 +1,197 @@
+"""Rollouts as the trainer sees them: named, enqueued, waited for and fetched, all through the gateway's client.
+
+A rollout's id is a function of what decides its outcome's distribution (run, weights, place in the data's order, task,
+recipe) and its index. So whoever enqueues the same work again, after whatever crash, finds the rollouts that exist
+already; and work that changed in between (other weights, another agent command) never meets old results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import orjson
+
+from agl_runtime.calls import RolloutCalls
+from agl_runtime.client import GatewayClient
+from agl_runtime.config import Config
+from agl_runtime.errors import ConflictError
+from agl_runtime.schemas import (
+    TERMINAL_STATES,
+    PolicyVersion,
+    Rollout,
+    RolloutConfig,
+    RolloutCreate,
+    RolloutMetadata,
+    RolloutState,
+)
+from agl_runtime.trainer.data import Task
+
+POLL_WAIT_S = 20.0
+PAGE = 1000
+CHUNK = 100
+FETCHES = 8
+NO_REWARD = "ended without a reward"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The rollouts of one task under one set of weights. `place` is unique within run and weights."""
+
+    run_id: str
+    version: PolicyVersion
+    place: str
+    task: Task
+    size: int
+    step: int
+    is_train: bool
+    recipe: str
+
+    @property
+    def group_id(self) -> str:
+        digest = hashlib.blake2b(orjson.dumps([self.recipe, self.task.data]), digest_size=4).hexdigest()
+        return f"{self.run_id}-{self.version}-{self.place}-{digest}"
+
+    @property
+    def rollout_ids(self) -> tuple[str, ...]:
+        return tuple(f"{self.group_id}-{index}" for index in range(self.size))
+
+    def creates(self, timeout_s: float) -> list[RolloutCreate]:
+        return [
+            RolloutCreate(
+                input=self.task.data,
+                is_train=self.is_train,
+                config=RolloutConfig(timeout_seconds=math.ceil(timeout_s)),
+                metadata=RolloutMetadata.model_validate(
+                    {
+                        "run_id": self.run_id,
+                        "group_id": self.group_id,
+                        "task_id": self.task.task_id,
+                        "index": index,
+                        "step": self.step,
+                        "weights": str(self.version),
+                        "recipe": self.recipe,
+                    }
+                ),
+                rollout_id=rollout_id,
+            )
+            for index, rollout_id in enumerate(self.rollout_ids)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A rollout that has ended. `reward` is finite, or None with the reason in `error`; `cpu_s` and `rss_mb` (MiB, the
+    most) are what its agent used, None where the controller did not say."""
+
+    rollout_id: str
+    reward: float | None
+    calls: RolloutCalls
+    error: str | None = None
+    cpu_s: float | None = None
+    rss_mb: float | None = None
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(call.sampled_ids.size for call in self.calls.calls)
+
+
+def recipe(config: Config) -> str:
+    """Digest of the settings beside the weights that decide what a rollout is."""
+    parts = [
+        config.agent.model_dump(mode="json", include={"command", "env", "workspace", "timeout_s", "reports_reward"}),
+        config.reward.function,
+        config.model.max_tokens,
+        config.train.temperature,
+        config.eval.temperature,
+    ]
+    return hashlib.blake2b(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS), digest_size=4).hexdigest()
+
+
+class RolloutDesk:
+    """Enqueues work and hands back what became of it. `watch` must run meanwhile."""
+
+    def __init__(self, client: GatewayClient, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._after = 0
+        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._fetches = asyncio.Semaphore(FETCHES)
+
+    async def open(self) -> None:
+        """Skip what ended before now; `enqueue` sees for itself whether a rollout has ended."""
+        while (page := await self._client.terminal(self._after, limit=PAGE)).items:
+            self._after = page.next_after
+
+    async def watch(self) -> NoReturn:
+        """Follow the gateway's list of ended rollouts, for ever."""
+        while True:
+            page = await self._client.terminal(self._after, limit=PAGE, wait_s=POLL_WAIT_S)
+            self._after = page.next_after
+            for item in page.items:
+                self._resolve(item.rollout_id)
+
+    async def enqueue(self, work: Sequence[Work]) -> None:
+        """In the order given; rollouts that exist already are left as they are."""
+        creates = [create for item in work for create in item.creates(self._timeout_s)]
+        for start in range(0, len(creates), CHUNK):
+            chunk = creates[start : start + CHUNK]
+            for create in chunk:
+                self._waiting.setdefault(str(create.rollout_id), asyncio.get_running_loop().create_future())
+            for rollout in await self._client.add_rollouts(chunk):
+                if rollout.status.state in TERMINAL_STATES:
+                    self._resolve(rollout.rollout_id)
+
+    async def results(self, work: Work, progress: Callable[[Ended], None] | None = None) -> list[Ended]:
+        """Wait for every rollout of work that was enqueued, each fetched as soon as it has ended."""
+        return list(await asyncio.gather(*(self._result(name, progress) for name in work.rollout_ids)))
+
+    async def cancel_others(self, keep: Callable[[Rollout], bool]) -> list[str]:
+        """End the waiting and running rollouts that a trainer enqueued and that `keep` disowns; returns their ids."""
+        unfinished = await self._client.rollouts([RolloutState.QUEUING, RolloutState.RUNNING], limit=PAGE)
+        gone = [item for item in unfinished if is_own(item) and not keep(item)]
+        for item in gone:
+            with contextlib.suppress(ConflictError):  # it has just ended by itself
+                await self._client.finish(item.rollout_id, RolloutState.FAILED, "The trainer no longer needs it.")
+        return [item.rollout_id for item in gone]
+
+    async def _result(self, rollout_id: str, progress: Callable[[Ended], None] | None) -> Ended:
+        await self._waiting[rollout_id]
+        async with self._fetches:
+            ended = await self._fetch(rollout_id)
+        del self._waiting[rollout_id]
+        if progress is not None:
+            progress(ended)
+        return ended
+
+    async def _fetch(self, rollout_id: str) -> Ended:
+        calls = await self._client.calls(rollout_id)
+        exits = await self._client.events(rollout_id, event_type="agent_exit")
+        used = exits[-1].data if exits else {}
+        reward = calls.reward if calls.reward is not None and math.isfinite(calls.reward) else None
+        error = None
+        if reward is None:
+            error = (await self._client.rollout(rollout_id)).rollout.status.error_message or NO_REWARD
+        return Ended(rollout_id, reward, calls, error, used.get("cpu_s"), used.get("max_rss_mb"))
+
+    def _resolve(self, rollout_id: str) -> None:
+        future = self._waiting.get(rollout_id)
+        if future is not None and not future.done():
+            future.set_result(None)
+
+
+def is_own(rollout: Rollout) -> bool:
+    """Whether a trainer enqueued it (and not a person or a program that uses the gateway directly)."""
+    return bool((rollout.metadata.model_extra or {}).get("weights"))
+
+
+def is_wanted(rollout: Rollout, run_id: str, versions: Iterable[PolicyVersion], recipe: str) -> bool:
+    """Whether work of this run under one of these weights and this recipe may still wait for it."""
+    extra = rollout.metadata.model_extra or {}
+    texts = {str(version) for version in versions}
+    return extra.get("run_id") == run_id and extra.get("weights") in texts and extra.get("recipe") == recipe
