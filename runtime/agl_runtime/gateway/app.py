@@ -1,0 +1,45 @@
+"""The gateway's HTTP application: its state, its door, its routes, and how errors are told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from agl_runtime.config import Config
+from agl_runtime.errors import AglError, ConflictError, KeyRefusedError, NotFoundError
+from agl_runtime.gateway import state
+from agl_runtime.gateway.access import KeyGate
+from agl_runtime.gateway.routes import attempts, events, models, proxy, rollouts, upkeep
+from agl_runtime.store.base import Store
+
+
+def create_app(config: Config, store: Store, admin_key: str) -> FastAPI:
+    """The store must be open, and stays open after the app ends. `app.state.gateway` is everything that it holds.
+    Raises ConfigError without an admin key."""
+    gateway = state.build(config, store, admin_key)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await gateway.start()
+        try:
+            yield
+        finally:
+            gateway.stop()
+            await gateway.close()
+
+    app = FastAPI(title="agl gateway", version="1.0.0", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.gateway = gateway
+    app.add_middleware(KeyGate, admin_key=admin_key, dialects=gateway.dialects)
+    app.add_exception_handler(AglError, _tell)
+    for router in (rollouts.router, attempts.router, events.router, models.router, upkeep.router, proxy.router):
+        app.include_router(router)
+    return app
+
+
+async def _tell(_: Request, error: Exception) -> JSONResponse:
+    known = {NotFoundError: 404, ConflictError: 409, KeyRefusedError: 403}
+    status = next((code for kind, code in known.items() if isinstance(error, kind)), 500)
+    return JSONResponse({"detail": str(error)}, status)

@@ -1,0 +1,59 @@
+"""Waking waiting requests, and the change stream's recent past."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Literal
+
+from agl_runtime.schemas import Change
+
+ChangeKind = Literal["rollout", "models", "proxy", "part", "checkpoint"]
+KEPT_CHANGES = 4096
+
+
+class Signal:
+    """Counts how often it fired. A waiter names the count that it has seen, so that no firing is missed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._event = asyncio.Event()
+
+    def fire(self) -> None:
+        self.count += 1
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    async def wait(self, seen: int, timeout_s: float | None = None) -> bool:
+        """True as soon as it has fired since `seen`; False after `timeout_s` (never, when None)."""
+        if self.count > seen:
+            return True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class Changes:
+    """A ring of the newest changes. `seq` begins at 1 with each start of the gateway."""
+
+    def __init__(self) -> None:
+        self.moved = Signal()
+        self._seq = 0
+        self._ring: deque[Change] = deque(maxlen=KEPT_CHANGES)
+
+    def emit(self, kind: ChangeKind, data: dict[str, Any]) -> None:
+        self._seq += 1
+        self._ring.append(Change(seq=self._seq, kind=kind, data=data))
+        self.moved.fire()
+
+    def start_after(self, after: int) -> int:
+        """Where a reader goes on that has seen `after`: at the beginning, if that was before a restart."""
+        return after if after <= self._seq else 0
+
+    def since(self, after: int) -> list[Change]:
+        """What came after `after` and is still kept."""
+        behind = min(self._seq - after, len(self._ring))
+        return [self._ring[i] for i in range(len(self._ring) - behind, len(self._ring))]

@@ -1,0 +1,65 @@
+"""Where a dialect plugs in: everything that one wire format needs, in one file, listed in `dialects/__init__.py`.
+
+A dialect turns a harness's body into a `ModelRequest`, an `Answer` into its own answer, a model server's chunks into
+its own events, and a refusal into its own error. It does no I/O, knows neither keys nor the store, and keeps no state
+beyond one answer: what it needs later it puts into `ModelRequest.side`.
+
+Order of a streamed answer: `feed` for every chunk before the one that finishes the answer, as it comes; then, once the
+call is recorded, `feed` for what is left and `end`. A dialect whose harness acts on a tool call before the terminal
+event gives that event out in `end`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
+
+
+class EventStream(Protocol):
+    """Writes the events of one streamed answer."""
+
+    def feed(self, chunk: Json) -> bytes:
+        """The events for one chunk of the model server; empty when it holds nothing for the harness."""
+        ...
+
+    def end(self, answer: Answer) -> bytes:
+        """The events that end the stream."""
+        ...
+
+
+class Dialect(Protocol):
+    @property
+    def name(self) -> str:
+        """As it stands in the record: chat, completions, ..."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """Below a rollout's base: "openai/v1/chat/completions"."""
+        ...
+
+    @property
+    def keep_alive(self) -> bytes:
+        """What a held stream says meanwhile; harmless to every reader of this dialect."""
+        ...
+
+    def parse(self, body: Json) -> ModelRequest:
+        """Raises CallRefused with a sentence that says what to change."""
+        ...
+
+    def render(self, request: ModelRequest, answer: Answer) -> Json:
+        """The whole answer, as it is recorded also for a stream."""
+        ...
+
+    def stream(self, request: ModelRequest) -> EventStream: ...
+
+    def replay(self, request: ModelRequest, response: Json) -> bytes:
+        """A recorded answer as a whole event stream."""
+        ...
+
+    def error(self, refused: CallRefused) -> Json: ...
+
+    def error_event(self, refused: CallRefused) -> bytes:
+        """The error within a stream that has begun; nothing follows it."""
+        ...

@@ -1,0 +1,25 @@
+"""OpenAI's chat completions: the form that the model server speaks, so bodies pass through."""
+
+from __future__ import annotations
+
+from agl_runtime.gateway.dialects.openai import OpenAIDialect, all_objects, common, require
+from agl_runtime.gateway.internal import Json, ModelRequest, Operation
+
+
+class ChatDialect(OpenAIDialect):
+    name = "chat"
+    operation: Operation = "chat/completions"
+
+    def parse(self, body: Json) -> ModelRequest:
+        messages, tools = body.get("messages"), body.get("tools")
+        is_list = isinstance(messages, list) and bool(messages) and all_objects(messages)
+        require(is_list, "`messages` must be a list of at least one message object.")
+        require(tools is None or (isinstance(tools, list) and all_objects(tools)), "`tools` must be a list of objects.")
+        return ModelRequest(dialect=self.name, operation=self.operation, **common(body))
+
+    def replayed(self, choice: Json) -> Json:
+        rest = {key: value for key, value in choice.items() if key != "message"}
+        delta = dict(choice["message"])
+        if delta.get("tool_calls"):
+            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(delta["tool_calls"])]
+        return {**rest, "delta": delta}

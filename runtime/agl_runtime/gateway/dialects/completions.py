@@ -1,0 +1,16 @@
+"""OpenAI's plain completions: a prompt of text or token ids, continued."""
+
+from __future__ import annotations
+
+from agl_runtime.gateway.dialects.openai import OpenAIDialect, common, require
+from agl_runtime.gateway.internal import Json, ModelRequest, Operation
+
+
+class CompletionsDialect(OpenAIDialect):
+    name = "completions"
+    operation: Operation = "completions"
+
+    def parse(self, body: Json) -> ModelRequest:
+        prompt = body.get("prompt")
+        require(isinstance(prompt, str | list) and bool(prompt), "`prompt` must be a text or a list.")
+        return ModelRequest(dialect=self.name, operation=self.operation, **common(body))

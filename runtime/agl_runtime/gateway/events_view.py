@@ -1,0 +1,118 @@
+"""Model calls as Agent Lightning v1.0's `model_request` events, whole or as triplets. Pure.
+
+Token ids and log-probabilities come from the record's arrays, into the places where a model server would put them. A
+call that was never committed is no event; `GET /api/rollouts/{id}/calls` names those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from agl_runtime.calls import Call, unpack
+from agl_runtime.gateway.internal import Json
+from agl_runtime.schemas import Event
+from agl_runtime.store.base import StoredCall
+
+MODEL_REQUEST = "model_request"
+
+
+def call_events(stored: Sequence[StoredCall]) -> list[Event]:
+    """One event for each committed call, at the time of its answer."""
+    packed = [call.packed for call in stored if call.packed is not None]
+    whole = {call.info.call_id: call for call in unpack(sorted(packed, key=lambda item: item.info.commit_seq))}
+    return [_event(call, whole[call.info.call_id]) for call in stored if call.info.call_id in whole]
+
+
+def merged(*lists: Iterable[Event]) -> list[Event]:
+    return sorted((event for events in lists for event in events), key=lambda event: event.timestamp)
+
+
+def triplets(events: Sequence[Event]) -> list[Event]:
+    """What training needs of each event; of calls with the same non-empty prompt only the last."""
+    trimmed = [_trimmed(event) for event in events]
+    prompts = [_prompt_of(event) for event in trimmed]
+    last = {prompt: i for i, prompt in enumerate(prompts)}
+    return [event for i, event in enumerate(trimmed) if not prompts[i] or last[prompts[i]] == i]
+
+
+def _prompt_of(event: Event) -> tuple[int, ...]:
+    """Its prompt's ids; empty for other events and where they are no ids."""
+    ids = event.data.get("prompt_token_ids") if event.event_type == MODEL_REQUEST else None
+    return tuple(ids) if isinstance(ids, list) and all(type(item) is int for item in ids) else ()
+
+
+def _event(stored: StoredCall, call: Call) -> Event:
+    info, upstream = stored.info, stored.upstream
+    server = {
+        "model": upstream.model if upstream else None,
+        "endpoint": upstream.endpoint if upstream else None,
+        "version": min((span.version.updates for span in call.spans), default=upstream.version if upstream else None),
+    }
+    data = {
+        "model": server["model"],
+        "model_version": server["version"],
+        "request": stored.request,
+        "response": _with_tokens(stored.response or {}, call),
+        "server": server,
+        "latency_ms": stored.latency_ms,
+        "http_status": info.http_status,
+        "status": "ok" if (info.http_status or 500) < 400 else "error",
+        "retry_count": stored.retry_count,
+        "usage": stored.usage or None,
+        "finish_reason": info.finish_reason,
+        "call_id": info.call_id,
+        "trainable": info.trainable,
+        "reason": info.reason,
+    }
+    answered_at = stored.created_at + (stored.latency_ms or 0.0) / 1000
+    return Event(
+        event_type=MODEL_REQUEST,
+        rollout_id=info.rollout_id,
+        attempt_id=info.attempt_id,
+        timestamp=answered_at,
+        data=data,
+    )
+
+
+def _with_tokens(response: Json, call: Call) -> Json:
+    choices = response.get("choices")
+    if not choices:
+        return response
+    first = {**choices[0], "token_ids": call.sampled_ids.tolist()}
+    logprobs: list[float] = call.logprobs.tolist()
+    if not first.get("logprobs") and logprobs:
+        in_chat = {"content": [{"logprob": value} for value in logprobs]}
+        first["logprobs"] = in_chat if "message" in first else {"token_logprobs": logprobs}
+    return {**response, "prompt_token_ids": call.prompt_ids.tolist(), "choices": [first, *choices[1:]]}
+
+
+def _trimmed(event: Event) -> Event:
+    data = event.data
+    if event.event_type == "reward":
+        kept: Json = {"value": data.get("value")}
+        kept |= {key: data[key] for key in ("source", "reason") if key in data}
+        return event.model_copy(update={"data": kept})
+    if event.event_type != MODEL_REQUEST:
+        return event
+    response = data.get("response")
+    response = response if isinstance(response, dict) else {}
+    choice = (response.get("choices") or [{}])[0]
+    server = data.get("server") or {}
+    trimmed: Json = {
+        "prompt_token_ids": response.get("prompt_token_ids") or [],
+        "response_token_ids": choice.get("token_ids") or [],
+        "response_log_probs": _logprobs(choice.get("logprobs")),
+        "server": {"model": server.get("model"), "version": server.get("version")},
+    }
+    trimmed |= {key: data[key] for key in ("http_status", "status") if key in data}
+    if "error" in response:
+        trimmed["error"] = response["error"]
+    return event.model_copy(update={"data": trimmed})
+
+
+def _logprobs(value: Any) -> list[float] | None:
+    if not isinstance(value, dict):
+        return None
+    content = value.get("content")
+    return [item["logprob"] for item in content] if isinstance(content, list) else value.get("token_logprobs")

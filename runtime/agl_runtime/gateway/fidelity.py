@@ -1,0 +1,126 @@
+"""Whether a call may be trained on, or the named reason why not. Pure.
+
+The order of the checks is the order in which a reason helps its reader most: what went wrong first, then what is
+missing, then what is right but not wanted. What comes out later (`undelivered`, `superseded`) is not judged here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from agl_runtime.calls import VersionSpan
+from agl_runtime.gateway.internal import Answer, Json
+from agl_runtime.schemas import Mode, Model
+
+# What changes the distribution that tokens are sampled from, with the values that change nothing.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "min_tokens": (0,),
+    "use_beam_search": (False,),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What is known of a call beside its answer. `dispatched` is the server as it was registered when the call was
+    sent, `present` as it is now."""
+
+    mode: Mode
+    policy: str
+    dispatched: Model
+    present: Model | None
+    auxiliary: bool
+    changed_params: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`spans` are the policy versions of the sampled tokens, as far as they are known."""
+
+    trainable: bool
+    reason: str | None
+    spans: tuple[VersionSpan, ...]
+
+
+def judge(answer: Answer, around: Circumstances) -> Verdict:
+    spans = _spans(answer, around)
+    reason = _fault(answer, around) or _missing(answer) or _unwanted(spans, around)
+    return Verdict(reason is None, reason, spans)
+
+
+def changed_params(body: Json) -> tuple[str, ...]:
+    """Names of the request's parameters that change the distribution which tokens are sampled from."""
+    names = [name for name, neutral in _NEUTRAL.items() if body.get(name) is not None and body[name] not in neutral]
+    wanted_format = body.get("response_format")
+    if isinstance(wanted_format, dict) and wanted_format.get("type") not in (None, "text"):
+        names.append("response_format")
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        names.append("tool_choice")
+    return tuple(names)
+
+
+def _fault(answer: Answer, around: Circumstances) -> str | None:
+    if answer.finish_reason is None:
+        return "cut"
+    if around.mode == "val":
+        return "validation"
+    if around.dispatched.model != around.policy or answer.model not in (None, around.policy):
+        return "wrong_model"
+    return "multiple_choices" if answer.choices > 1 else None
+
+
+def _missing(answer: Answer) -> str | None:
+    prompt, sampled, logprobs = answer.prompt_ids, answer.sampled_ids, answer.logprobs
+    if prompt is None:
+        return "no_prompt_ids"
+    if sampled is None:
+        return "empty_generation" if answer.usage.get("completion_tokens") == 0 else "no_sampled_ids"
+    if _exceeds(answer.usage.get("prompt_tokens"), prompt.size):
+        return "ids_missing"
+    if _exceeds(answer.usage.get("completion_tokens"), sampled.size):
+        return "ids_missing"
+    if logprobs is None:
+        return "no_logprobs"
+    if logprobs.size != sampled.size:
+        return "logprobs_length"
+    return None if bool(np.isfinite(logprobs).all()) else "logprobs_not_finite"
+
+
+def _exceeds(counted: object, ids: int) -> bool:
+    return isinstance(counted, int) and counted > ids
+
+
+def _unwanted(spans: tuple[VersionSpan, ...], around: Circumstances) -> str | None:
+    if not spans:
+        return "mixed_versions"
+    if around.changed_params:
+        return "distribution_changed"
+    return "auxiliary" if around.auxiliary else None
+
+
+def _spans(answer: Answer, around: Circumstances) -> tuple[VersionSpan, ...]:
+    """The server's own spans; without any, one span of the registered version if that stayed the same."""
+    if answer.spans is not None:
+        return answer.spans
+    if answer.sampled_ids is None or around.present is None:
+        return ()
+    version = around.dispatched.policy_version
+    same = version == around.present.policy_version
+    return (VersionSpan(0, answer.sampled_ids.size, version),) if same else ()

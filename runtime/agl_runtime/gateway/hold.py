@@ -1,0 +1,127 @@
+"""Holding calls while the weights change, and counting those at a model server.
+
+New calls wait while the gateway is paused or no model is registered; past the limit they get 429 with Retry-After,
+which harnesses wait out. `inflight` counts admitted calls until their record is durable: when it reaches zero nothing
+that was sampled from the old weights is still on its way. A held call is not in flight.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from agl_runtime.gateway.changes import Signal
+from agl_runtime.gateway.internal import HELD_CODE, CallRefused
+from agl_runtime.schemas import PauseRequest, ProxyState
+
+KEEP_ALIVE_S = 10.0
+
+
+class Hold:
+    """`limit_s` is the longest time that one call is held; `clock` is monotonic, in seconds."""
+
+    def __init__(self, limit_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_s = limit_s
+        self._clock = clock
+        self._pause: PauseRequest | None = None
+        self._has_model = False
+        self._closing = False
+        self._moved = Signal()
+        self._inflight = 0
+        self._held = 0
+        self._held_since = 0.0
+        self._held_before_s = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self._pause is None and self._has_model
+
+    @property
+    def held_total_s(self) -> float:
+        """Wall time in which at least one call was held."""
+        return self._held_before_s + (self._clock() - self._held_since if self._held else 0.0)
+
+    def state(self) -> ProxyState:
+        pause = self._pause or PauseRequest()
+        return ProxyState(
+            paused=self._pause is not None,
+            retry_after_seconds=pause.retry_after_seconds,
+            reason=pause.reason,
+            inflight=self._inflight,
+            held=self._held,
+        )
+
+    def pause(self, request: PauseRequest) -> None:
+        self._pause = request
+        self._moved.fire()
+
+    def resume(self) -> None:
+        self._pause = None
+        self._moved.fire()
+
+    def set_has_model(self, has_model: bool) -> None:
+        self._has_model = has_model
+        self._moved.fire()
+
+    def close(self) -> None:
+        """Refuse what is held and everything that would be: the gateway stops."""
+        self._closing = True
+        self._moved.fire()
+
+    async def admit(self, keep_alive: Callable[[], None]) -> None:
+        """Return as soon as a call may go on; the caller enters `flight` before it awaits anything. Calls `keep_alive`
+        now and then meanwhile. Raises CallRefused past the limit."""
+        if self.is_open:
+            return
+        with self._holding():
+            give_up_at = self._clock() + self._limit_s
+            while not self.is_open:
+                left_s = give_up_at - self._clock()
+                if left_s <= 0 or self._closing:
+                    raise self._refusal()
+                if not await self._moved.wait(self._moved.count, min(left_s, KEEP_ALIVE_S)):
+                    keep_alive()
+
+    @contextmanager
+    def flight(self) -> Iterator[None]:
+        self._inflight += 1
+        try:
+            yield
+        finally:
+            self._inflight -= 1
+            if not self._inflight:
+                self._moved.fire()
+
+    async def drained(self, wait_s: float) -> ProxyState:
+        """Wait up to `wait_s` for nothing to be in flight."""
+        give_up_at = self._clock() + wait_s
+        while self._inflight and not self._closing and (left_s := give_up_at - self._clock()) > 0:
+            await self._moved.wait(self._moved.count, left_s)
+        return self.state()
+
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        if not self._held:
+            self._held_since = self._clock()
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+            if not self._held:
+                self._held_before_s += self._clock() - self._held_since
+
+    def _refusal(self) -> CallRefused:
+        why = "The gateway is stopping" if self._closing else "The policy's weights are changing"
+        if not self._closing and not self._has_model:
+            why = "No model server is registered"
+        return CallRefused(
+            f"{why}; this call was held for as long as gateway.hold_limit_s allows.",
+            "Call again after the time that Retry-After names.",
+            status=429,
+            code=HELD_CODE,
+            retry_after_s=math.ceil(self.state().retry_after_seconds),
+            infrastructure=True,
+        )

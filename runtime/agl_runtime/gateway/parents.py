@@ -1,0 +1,32 @@
+"""Which earlier call a call continues, and whether it belongs to the agent's main work. Pure.
+
+A tool-call id that an earlier answer of the attempt carried names that answer as the parent, even where the harness
+wrote the text anew. Only the last thing that the assistant said counts; where ids name no single call nothing is
+claimed, and the samples are built from token ids alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def parent_of(messages: Sequence[Any], answered: Mapping[str, Sequence[str]]) -> str | None:
+    """The call whose answer is the last assistant message. `answered` maps tool-call ids to the calls that gave
+    them."""
+    candidates = [set(answered.get(call_id, ())) for call_id in _last_tool_call_ids(messages)]
+    common = set.intersection(*candidates) if candidates else set()
+    return common.pop() if len(common) == 1 else None
+
+
+def is_auxiliary(asked_model: str, *, policy: str, has_asked_policy: bool) -> bool:
+    """Whether a call is a side job of the harness (a title, a safety check): it asks for another model than the policy
+    in an attempt that has asked for the policy by its name. An agent that never does means the policy by any name."""
+    return has_asked_policy and asked_model != policy
+
+
+def _last_tool_call_ids(messages: Sequence[Any]) -> list[str]:
+    said = [item for item in messages if isinstance(item, dict) and item.get("role") == "assistant"]
+    calls = said[-1].get("tool_calls") if said else None
+    ids = [call.get("id") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return [call_id for call_id in ids if isinstance(call_id, str) and call_id]

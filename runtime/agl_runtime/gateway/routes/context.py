@@ -1,0 +1,39 @@
+"""What every route is given: the gateway's state and whose key the request carried."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+
+from agl_runtime.gateway.auth import Caller
+from agl_runtime.gateway.changes import Signal
+from agl_runtime.gateway.state import Gateway
+
+
+def _gateway(request: Request) -> Gateway:
+    return cast(Gateway, request.app.state.gateway)
+
+
+def _caller(request: Request) -> Caller:
+    return cast(Caller, request.state.caller)
+
+
+State = Annotated[Gateway, Depends(_gateway)]
+Who = Annotated[Caller, Depends(_caller)]
+
+
+class Patience:
+    """How long a long-poll may still wait."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._until = time.monotonic() + wait_s
+
+    async def more(self, gateway: Gateway, signal: Signal, seen: int, at_most_s: float | None = None) -> bool:
+        """Wait for `signal`; False when there is no time left or the gateway stops."""
+        left_s = self._until - time.monotonic()
+        if left_s <= 0 or gateway.is_stopping:
+            return False
+        await signal.wait(seen, left_s if at_most_s is None else min(left_s, at_most_s))
+        return True

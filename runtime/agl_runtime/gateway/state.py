@@ -1,0 +1,101 @@
+"""Everything that one gateway holds while it runs; `create_app` builds it, and nothing of it lives in a module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agl_runtime.config import Config
+from agl_runtime.errors import ConfigError
+from agl_runtime.gateway.attempts import Attempts
+from agl_runtime.gateway.changes import Changes, Signal
+from agl_runtime.gateway.dialects import Dialect, all_dialects
+from agl_runtime.gateway.hold import Hold
+from agl_runtime.gateway.metrics import Metrics
+from agl_runtime.gateway.prepare import Sampling
+from agl_runtime.gateway.registry import Registry
+from agl_runtime.gateway.service import CallService
+from agl_runtime.gateway.upstream import Upstream
+from agl_runtime.schemas import Model, PartStatus, Rollout
+from agl_runtime.store.base import Store
+
+
+@dataclass
+class Gateway:
+    """`parts` holds the last status of each part. Models, parts and holding are forgotten when it ends."""
+
+    config: Config
+    store: Store
+    admin_key: str = field(repr=False)
+    hold: Hold
+    registry: Registry
+    upstream: Upstream
+    attempts: Attempts
+    calls: CallService
+    metrics: Metrics
+    dialects: dict[str, Dialect] = field(default_factory=all_dialects)
+    changes: Changes = field(default_factory=Changes)
+    rollouts_moved: Signal = field(default_factory=Signal)
+    parts: dict[str, PartStatus] = field(default_factory=dict)
+    is_stopping: bool = False
+
+    async def start(self) -> None:
+        await self.upstream.open()
+        if endpoint := self.config.model.endpoint:
+            self.set_models([Model(model=self.config.model.name, endpoint=endpoint)])
+
+    def stop(self) -> None:
+        """Let go of everything that waits, so that the server can stop."""
+        self.is_stopping = True
+        self.calls.stop()
+        self.changes.moved.fire()
+        self.rollouts_moved.fire()
+
+    async def close(self) -> None:
+        self.calls.cancel_all()
+        await self.upstream.close()
+
+    def set_models(self, models: list[Model] | None) -> None:
+        """Register models, or clear all with None."""
+        if models is None:
+            self.registry.clear()
+        else:
+            self.registry.register(models)
+        known = self.registry.models()
+        self.hold.set_has_model(bool(known))
+        self.changes.emit("models", {"models": [model.model_dump() for model in known]})
+
+    def rollout_changed(self, rollout: Rollout) -> None:
+        """Wake who waits for it and tell the change stream, without its input."""
+        self.rollouts_moved.fire()
+        self.changes.emit("rollout", rollout.model_dump(mode="json", exclude={"input", "config"}))
+
+    def proxy_changed(self) -> None:
+        self.changes.emit("proxy", self.hold.state().model_dump())
+
+
+def build(config: Config, store: Store, admin_key: str) -> Gateway:
+    """Raises ConfigError without an admin key: nothing is served to everyone."""
+    if not admin_key:
+        raise ConfigError("The gateway has no admin key.", "Delete the empty file `key` in .agl and start it again.")
+    registry = Registry(config.model.name)
+    hold = Hold(config.gateway.hold_limit_s)
+    metrics = Metrics()
+    attempts = Attempts(store, config.model.name)
+    secret = config.model.api_key
+    keys = {config.model.endpoint: secret.get_secret_value()} if config.model.endpoint and secret else {}
+    upstream = Upstream(
+        registry,
+        retries=config.gateway.upstream_retries,
+        idle_timeout_s=config.gateway.upstream_timeout_s,
+        keys=keys,
+    )
+    calls = CallService(
+        store,
+        Sampling.of(config),
+        hold=hold,
+        registry=registry,
+        upstream=upstream,
+        attempts=attempts,
+        metrics=metrics,
+    )
+    return Gateway(config, store, admin_key, hold, registry, upstream, attempts, calls, metrics)

@@ -1,0 +1,236 @@
+"""The way to the model servers: one try after another until the first byte, and never a second answer after it.
+
+A try is repeated, with growing pauses and on the rollout's next endpoint, when the server could not be reached, dropped
+the connection unanswered, or answered 408, 409, 429 or 5xx. Leaving `send` closes a connection whose answer was not
+read to its end, which tells the model server to stop generating.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from agl_runtime.errors import UpstreamError
+from agl_runtime.gateway.internal import CallRefused, Json, Operation
+from agl_runtime.gateway.registry import Registry
+from agl_runtime.schemas import Model
+
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 8.0
+CONNECT_TIMEOUT_S = 10.0
+RETRIED_STATUSES = frozenset({408, 409, 429})
+OVERFLOW_CODE = "context_length_exceeded"
+# vLLM gives a context overflow no code of its own.
+_OVERFLOW_PHRASES = ("maximum context length", "maximum model length", "maximum context size")
+_LOOK = "Look at the model server's log."
+
+
+class Unsent(UpstreamError):
+    """The model server answered with an error status, of which `message` is its text, or not at all. `is_silence`: it
+    took the request and then said nothing, so that another try would only double its work."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        status: int | None = None,
+        message: str = "",
+        code: str | None = None,
+        retry_after_s: int | None = None,
+        is_silence: bool = False,
+    ) -> None:
+        super().__init__(what, _LOOK, status=status)
+        self.is_silence = is_silence
+        self.message = message
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer that has begun. `model` is its server as it was registered when the call was sent."""
+
+    model: Model
+    retries: int
+    _response: aiohttp.ClientResponse
+
+    async def json(self) -> Any:
+        """The whole body. Raises UpstreamError when it breaks off, stays silent or is no JSON."""
+        with _wrapped(self.model):
+            return decode(await self._response.read())
+
+    async def chunks(self) -> AsyncIterator[Json]:
+        """The objects of an event stream, to its [DONE] or its end. Raises UpstreamError."""
+        if self._response.content_type != "text/event-stream":
+            raise UpstreamError("The model server did not answer with an event stream.", _LOOK, status=200)
+        with _wrapped(self.model):
+            async for data in _events(self._response.content):
+                if data == b"[DONE]":
+                    return
+                chunk = decode(data)
+                if not isinstance(chunk, dict) or "error" in chunk:
+                    raise UpstreamError(f"The model server broke off: {_message(chunk)}", _LOOK, status=200)
+                yield chunk
+
+
+class Upstream:
+    """Use it as an async context manager. `keys` maps endpoints to the keys that they want."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        retries: int,
+        idle_timeout_s: float,
+        keys: Mapping[str, str],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._registry = registry
+        self._retries = retries
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s)
+        self._keys = keys
+        self._pause = pause
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=headers)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    @asynccontextmanager
+    async def send(self, name: str, rollout_id: str, operation: Operation, body: bytes) -> AsyncIterator[Reply]:
+        """Raises UpstreamError when no server of the model `name` gave an answer."""
+        reply = await self._first_answer(name, rollout_id, operation, body)
+        try:
+            yield reply
+        finally:
+            reply._response.close()
+
+    async def _first_answer(self, name: str, rollout_id: str, operation: Operation, body: bytes) -> Reply:
+        tried = 0
+        while True:
+            model = self._registry.route(name, rollout_id)
+            if model is None:
+                raise Unsent("The model server was withdrawn.")
+            try:
+                return Reply(model, tried, await self._try(model, operation, body))
+            except Unsent as error:
+                if error.status is None:
+                    self._registry.report_failure(model)
+                if tried >= self._retries or not _may_retry(error):
+                    raise
+                await self._pause(_pause_s(tried, error.retry_after_s))
+            tried += 1
+
+    async def _try(self, model: Model, operation: Operation, body: bytes) -> aiohttp.ClientResponse:
+        if self._session is None:
+            raise Unsent("The gateway's way to the model servers is not open.")
+        key = self._keys.get(model.endpoint)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        with _wrapped(model):
+            response = await self._session.post(f"{model.endpoint.rstrip('/')}/{operation}", data=body, headers=headers)
+            if response.status < 400:
+                return response
+            async with response:
+                raise _rejection(model, response, await response.read())
+
+
+@contextmanager
+def _wrapped(model: Model) -> Iterator[None]:
+    """Turns what the HTTP client raises into Unsent."""
+    try:
+        yield
+    except aiohttp.SocketTimeoutError as error:
+        raise Unsent(f"The model server at {model.endpoint} fell silent.", is_silence=True) from error
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        what = f"The model server at {model.endpoint} could not be reached or broke off ({type(error).__name__})."
+        raise Unsent(what) from error
+
+
+def refusal_for(error: UpstreamError) -> CallRefused:
+    """What the harness is told: its own mistakes as they are, everything else as a fault of the infrastructure."""
+    status = error.status
+    if isinstance(error, Unsent) and status in (400, 413, 422):
+        if _is_overflow(error):
+            what = error.message or "The conversation is longer than the model's context."
+            return CallRefused(what, status=400, reason="context_overflow", code=OVERFLOW_CODE)
+        return CallRefused(error.message or error.what, status=status)
+    told = status if status is not None and (status == 429 or status >= 500) else 502
+    if not isinstance(error, Unsent):
+        return CallRefused(error.what, error.fix, status=told, infrastructure=True)
+    told = 504 if error.is_silence else told
+    return CallRefused(error.what, error.fix, status=told, retry_after_s=error.retry_after_s, infrastructure=True)
+
+
+def decode(data: bytes) -> Any:
+    """JSON as model servers write it, with NaN and Infinity. Raises UpstreamError."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise UpstreamError("The model server's answer is no JSON.", _LOOK, status=200) from error
+
+
+def _may_retry(error: Unsent) -> bool:
+    return not error.is_silence and (error.status is None or error.status in RETRIED_STATUSES or error.status >= 500)
+
+
+def _pause_s(tried: int, retry_after_s: int | None) -> float:
+    pause_s = min(FIRST_PAUSE_S * 2.0**tried, LONGEST_PAUSE_S)
+    return max(pause_s, min(retry_after_s or 0.0, LONGEST_PAUSE_S)) * random.uniform(0.75, 1.25)
+
+
+def _rejection(model: Model, response: aiohttp.ClientResponse, data: bytes) -> Unsent:
+    try:
+        body = decode(data)
+    except UpstreamError:
+        body = data.decode(errors="replace")
+    error = body.get("error") if isinstance(body, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    after = response.headers.get("Retry-After", "")
+    return Unsent(
+        f"The model server at {model.endpoint} answered {response.status}: {_message(body)}",
+        status=response.status,
+        message=_message(body),
+        code=code if isinstance(code, str) else None,
+        retry_after_s=int(after) if after.isdecimal() else None,
+    )
+
+
+def _message(body: Any) -> str:
+    """The sentence in an error body, whatever its shape, cut to a length that fits a log line."""
+    for key in ("error", "message", "detail"):
+        if isinstance(body, dict) and key in body:
+            body = body[key]
+    text = body if isinstance(body, str) else json.dumps(body, default=str)
+    return text.strip()[:1000]
+
+
+def _is_overflow(error: Unsent) -> bool:
+    return error.code == OVERFLOW_CODE or any(phrase in error.message for phrase in _OVERFLOW_PHRASES)
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The `data:` fields of a stream, one each; lines may be of any length (the first holds a whole prompt's ids)."""
+    rest = bytearray()
+    async for piece in content.iter_any():
+        rest += piece
+        *lines, rest = rest.split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield bytes(line[5:].strip())
