@@ -81,11 +81,14 @@ class Attempts(Tables):
     ) -> Event:
         rollout = rollouts.row(db, rollout_id)["n"]
         attempt = find_or_begin(db, rollout, attempt_id)
-        row = db.execute(
+        db.execute(
             "INSERT INTO events (attempt, event_id, event_type, created_at, data) VALUES (?, ?, ?, ?, ?)"
-            " ON CONFLICT (attempt, event_id) DO UPDATE SET event_id = event_id RETURNING *",
+            " ON CONFLICT (attempt, event_id) DO NOTHING",
             (attempt, event_id, event_type, self._clock(), blobs.put_json(db, rollout, data)),
-        ).fetchone()
+        )
+        stored = "attempt = :attempt AND (event_id = :event_id OR :event_id IS NULL) ORDER BY n DESC LIMIT 1"
+        query = f"SELECT * FROM events WHERE {stored}"
+        row = db.execute(query, {"attempt": attempt, "event_id": event_id}).fetchone()
         return _event(db, rollout_id, attempt_id, row)
 
     @read

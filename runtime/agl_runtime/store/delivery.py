@@ -10,14 +10,9 @@ def settle(
 
     `trainable` and `reason` are what was found at its commit. `delivered`: its last byte went out to the agent.
     `continued`: the prompt of a call committed later begins with this call's prompt and sampled ids, which proves that
-    the agent had it. `retried`: a newer call with the same retry key is committed.
+    the agent had it. `retried`: a newer call with the same retry key is committed. A delivered call that was retried
+    stays trainable: the same bytes sent twice are two calls.
     """
-    if not trainable:
-        return False, reason
-    if continued:
-        return True, None
-    if retried:
-        return False, "superseded"
-    if not delivered:
-        return False, "undelivered"
-    return True, None
+    if not trainable or delivered or continued:
+        return trainable, reason
+    return False, "superseded" if retried else "undelivered"

@@ -12,7 +12,7 @@ from agl_runtime.store import attempts, blobs, codec, reading, rollouts
 from agl_runtime.store.base import Commit, Intent
 from agl_runtime.store.tables import Tables, write
 
-_NEWEST = "(SELECT MAX(n) FROM calls WHERE attempt = ?1 AND retry_key = ?2 AND commit_seq IS NOT NULL)"
+_SAME_KEY = "attempt = :attempt AND retry_key = :key AND commit_seq IS NOT NULL"
 
 
 class Recording(Tables):
@@ -27,10 +27,11 @@ class Recording(Tables):
         known = self._opened.get(db, attempt)
         request = codec.encode(intent.request, known.outlines)
         static = (intent.dialect, intent.model, intent.kind, intent.parent_id, intent.retry_key)
+        seq = "(SELECT COUNT(*) FROM calls WHERE attempt = ?)"
         number = db.execute(
             "INSERT INTO calls (call_id, attempt, seq, created_at, dialect, model, kind, parent_id, retry_key)"
-            " SELECT ?1, ?2, COUNT(*), ?3, ?4, ?5, ?6, ?7, ?8 FROM calls WHERE attempt = ?2",
-            (intent.call_id, attempt, self._clock(), *static),
+            f" VALUES (?, ?, {seq}, ?, ?, ?, ?, ?, ?)",
+            (intent.call_id, attempt, attempt, self._clock(), *static),
         ).lastrowid
         stored = (number, request.base_id, request.record, request.digest)
         db.execute("INSERT INTO requests VALUES (?, ?, ?, ?)", stored)
@@ -56,11 +57,8 @@ class Recording(Tables):
             (attempt, commit.trainable, commit.reason, commit.finish_reason, commit.http_status, call["n"]),
         )
         db.executemany("UPDATE calls SET continued = 1 WHERE call_id = ?", [(call_id,) for call_id in continued])
-        db.execute(
-            f"UPDATE calls SET retried = 1 WHERE attempt = ?1 AND retry_key = ?2 AND commit_seq IS NOT NULL"
-            f" AND n < {_NEWEST}",
-            (attempt, call["retry_key"]),
-        )
+        older = f"{_SAME_KEY} AND n < (SELECT MAX(n) FROM calls WHERE {_SAME_KEY})"
+        db.execute(f"UPDATE calls SET retried = 1 WHERE {older}", {"attempt": attempt, "key": call["retry_key"]})
         for call_id in continued:
             del known.ends[call_id]
         if whole.size:

@@ -84,7 +84,8 @@ class Rollouts(Tables):
 
     @read
     def checkpoints(self, db: sqlite3.Connection, run_id: str | None = None) -> list[CheckpointRecord]:
-        rows = db.execute("SELECT record FROM checkpoints WHERE ?1 IS NULL OR run_id = ?1 ORDER BY n", (run_id,))
+        query = "SELECT record FROM checkpoints WHERE :run IS NULL OR run_id = :run ORDER BY n"
+        rows = db.execute(query, {"run": run_id})
         return [CheckpointRecord.model_validate_json(found["record"]) for found in rows]
 
     async def prune(self, keep_rollouts: int) -> int:
@@ -125,18 +126,18 @@ def _build(db: sqlite3.Connection, found: sqlite3.Row) -> Rollout:
 def _insert(db: sqlite3.Connection, rollout_id: str, item: RolloutCreate, now: float) -> None:
     inserted = db.execute(
         "INSERT INTO rollouts (rollout_id, is_train, data_id, state, version, created_at, updated_at, body)"
-        " VALUES (?, ?, ?, ?, 1, ?, ?, x'') ON CONFLICT (rollout_id) DO NOTHING RETURNING n",
-        (rollout_id, item.is_train, _data_id(item.input), RolloutState.QUEUING, now, now),
-    ).fetchone()
-    if inserted is None:
+        " VALUES (?, ?, ?, 'queuing', 1, ?, ?, x'') ON CONFLICT (rollout_id) DO NOTHING",
+        (rollout_id, item.is_train, _data_id(item.input), now, now),
+    )
+    if not inserted.rowcount:
         return
     body = {
         "input": item.input,
         "config": (item.config or RolloutConfig()).model_dump(mode="json"),
         "metadata": item.metadata.model_dump(mode="json", exclude_unset=True) if item.metadata else {},
     }
-    packed = blobs.put_json(db, inserted["n"], body)
-    db.execute("UPDATE rollouts SET body = ? WHERE n = ?", (packed, inserted["n"]))
+    number = int(inserted.lastrowid or 0)
+    db.execute("UPDATE rollouts SET body = ? WHERE n = ?", (blobs.put_json(db, number, body), number))
 
 
 def _data_id(task: Any) -> str:
