@@ -96,7 +96,7 @@ def _row(
         if logprobs_usable(call):
             logprobs[start:stop] = call.logprobs[: stop - start]
         for span in call.spans:
-            updates[start + span.start : min(start + span.end, stop)] = span.version.updates
+            updates[start + span.start : start + span.end] = span.version.updates
     return Sample(
         rollout_id=rollout_id,
         ids=np.concatenate([leaf.call.prompt_ids, leaf.call.sampled_ids])[:size],
