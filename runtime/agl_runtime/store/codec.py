@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,18 +72,24 @@ def checked(digest: bytes, content: bytes | None) -> bytes:
     return content
 
 
+@contextmanager
+def _as_json() -> Iterator[None]:
+    try:
+        yield
+    except (RecursionError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"A body cannot be stored as JSON ({error}).", "Send plain JSON values, less nested."
+        ) from error
+
+
 def pack(value: Any, blobs: Blobs) -> bytes:
     """JSON text of `value`, large content moved to `blobs`. Raises StoreError for what JSON cannot express."""
-    try:
+    with _as_json():
         text = _to_text(value)
         if len(text) < LARGE_CHARS and _MARK_IN_TEXT not in text:
             return text
         text = _to_text(_lift(value, blobs))
         return text if len(text) < LARGE_CHARS else _to_text(_refer("json", text, blobs))
-    except (RecursionError, TypeError, ValueError) as error:
-        raise StoreError(
-            f"A body cannot be stored as JSON ({error}).", "Send plain JSON values, less nested."
-        ) from error
 
 
 def unpack(text: bytes, fetch: Fetch) -> Any:
@@ -92,10 +99,14 @@ def unpack(text: bytes, fetch: Fetch) -> Any:
 
 
 def encode(body: Mapping[str, Any], bases: Mapping[str, Outline]) -> Encoded:
-    """The record of `body` against the one of `bases` with which it shares most; later ones win a draw."""
+    """The record of `body` against the one of `bases` with which it shares most; later ones win a draw.
+
+    Raises StoreError for what JSON cannot express.
+    """
     blobs: Blobs = {}
     split = {key: _split(value) for key, value in body.items()}
-    outline = {key: (kind, _digests(pieces)) for key, (kind, pieces) in split.items()}
+    with _as_json():
+        outline = {key: (kind, _digests(pieces)) for key, (kind, pieces) in split.items()}
     base_id, most = None, 0
     for candidate_id, candidate in bases.items():
         shared = sum(_shared(part, candidate.get(key)) for key, part in outline.items())

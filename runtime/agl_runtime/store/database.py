@@ -69,7 +69,7 @@ CREATE TABLE checkpoints (
 
 def lock(path: Path) -> sqlite3.Connection:
     """Take the file's writer lock; closing the connection gives it back. Raises StoreError when another has it."""
-    holder = _connect(path.with_name(path.name + ".lock"), timeout_s=0.0)
+    holder = _connect(path, ".lock", timeout_s=0.0)
     try:
         holder.execute("BEGIN EXCLUSIVE")
     except sqlite3.Error as error:
@@ -121,10 +121,10 @@ def code(error: sqlite3.Error) -> int:
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
-def _connect(path: Path, *, timeout_s: float) -> sqlite3.Connection:
+def _connect(path: Path, suffix: str = "", *, timeout_s: float) -> sqlite3.Connection:
     try:
         # Each connection is used by one thread at a time, not always the one that opened it.
-        db = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(f"{path}{suffix}", timeout=timeout_s, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
         raise explain(error, path) from error
     db.row_factory = sqlite3.Row

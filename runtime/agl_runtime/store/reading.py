@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from agl_runtime.calls import CallInfo, PackedCall, VersionSpan
+from agl_runtime.errors import NotFoundError
 from agl_runtime.schemas import Model, PolicyVersion, RolloutState
 from agl_runtime.store import attempts, blobs, codec
 from agl_runtime.store.base import StoredCall
@@ -16,10 +17,11 @@ from agl_runtime.store.open_attempts import delta_of
 from agl_runtime.store.tables import Tables, read
 
 _AS_STORED = ("call_id", "rollout_id", "attempt_id", "seq", "dialect", "parent_id", "kind", "model", "finish_reason")
-_CALLS = """
+_OWNERS = "FROM calls JOIN attempts ON attempts.n = attempt JOIN rollouts ON rollouts.n = rollout"
+_CALL = f"SELECT calls.*, attempt_id, rollout, rollout_id {_OWNERS} WHERE call_id = ?"
+_CALLS = f"""
     SELECT calls.*, attempt_id, rollout_id, r.base_id AS request_base, r.record, r.digest AS request_digest, a.*
-    FROM calls JOIN attempts ON attempts.n = attempt JOIN rollouts ON rollouts.n = rollout
-    JOIN requests r ON r.call = calls.n LEFT JOIN answers a ON a.call = calls.n
+    {_OWNERS} JOIN requests r ON r.call = calls.n LEFT JOIN answers a ON a.call = calls.n
 """
 # A call and those that its request is stored against.
 _CHAIN = """
@@ -65,31 +67,39 @@ class Reading(Tables):
         return found
 
 
+def row(db: sqlite3.Connection, call_id: str) -> sqlite3.Row:
+    """A call without request and answer. Raises NotFoundError."""
+    found: sqlite3.Row | None = db.execute(_CALL, (call_id,)).fetchone()
+    if found is None:
+        raise NotFoundError(f"There is no call {call_id}.", "Its rollout was deleted, or it never began.")
+    return found
+
+
 def info(db: sqlite3.Connection, call_id: str) -> CallInfo:
-    return _info(db.execute(f"{_CALLS} WHERE call_id = ?", (call_id,)).fetchone())
+    return _info(row(db, call_id))
 
 
-def _is_committed(row: sqlite3.Row) -> bool:
-    return row["commit_seq"] is not None
+def _is_committed(found: sqlite3.Row) -> bool:
+    return found["commit_seq"] is not None
 
 
-def _info(row: sqlite3.Row) -> CallInfo:
-    committed = _is_committed(row)
-    trainable, reason = _settled(row) if committed else (False, None)
+def _info(found: sqlite3.Row) -> CallInfo:
+    committed = _is_committed(found)
+    trainable, reason = _settled(found) if committed else (False, None)
     return CallInfo(
-        **{name: row[name] for name in _AS_STORED},
+        **{name: found[name] for name in _AS_STORED},
         committed=committed,
-        commit_seq=row["commit_seq"] if committed else -1,
-        delivered=bool(row["delivered"]),
+        commit_seq=found["commit_seq"] if committed else -1,
+        delivered=bool(found["delivered"]),
         trainable=trainable,
         reason=reason,
-        http_status=row["http_status"],
+        http_status=found["http_status"],
     )
 
 
-def _settled(row: sqlite3.Row) -> tuple[bool, str | None]:
-    facts = {name: bool(row[name]) for name in ("delivered", "continued", "retried")}
-    return settle(bool(row["trainable"]), row["reason"], **facts)
+def _settled(found: sqlite3.Row) -> tuple[bool, str | None]:
+    facts = {name: bool(found[name]) for name in ("delivered", "continued", "retried")}
+    return settle(bool(found["trainable"]), found["reason"], **facts)
 
 
 def _whole(db: sqlite3.Connection, rows: list[sqlite3.Row]) -> list[StoredCall]:
@@ -102,16 +112,16 @@ def _whole(db: sqlite3.Connection, rows: list[sqlite3.Row]) -> list[StoredCall]:
     return [_stored(row, decoded[row["call_id"]], fetch) for row in rows]
 
 
-def _stored(row: sqlite3.Row, request: codec.Decoded, fetch: codec.Fetch) -> StoredCall:
-    if not _is_committed(row):
-        return StoredCall(_info(row), row["created_at"], request.body, None, None, None, None, 0, {})
-    extra = codec.unpack(row["extra"], fetch)
+def _stored(found: sqlite3.Row, request: codec.Decoded, fetch: codec.Fetch) -> StoredCall:
+    if not _is_committed(found):
+        return StoredCall(_info(found), found["created_at"], request.body, None, None, None, None, 0, {})
+    extra = codec.unpack(found["extra"], fetch)
     return StoredCall(
-        info=_info(row),
-        created_at=row["created_at"],
+        info=_info(found),
+        created_at=found["created_at"],
         request=request.body,
-        response=codec.unpack(row["response"], fetch),
-        packed=_packed(row, extra),
+        response=codec.unpack(found["response"], fetch),
+        packed=_packed(found, extra),
         upstream=Model(**extra["upstream"]) if extra["upstream"] else None,
         latency_ms=extra["latency_ms"],
         retry_count=extra["retry_count"],
@@ -120,11 +130,11 @@ def _stored(row: sqlite3.Row, request: codec.Decoded, fetch: codec.Fetch) -> Sto
     )
 
 
-def _packed(row: sqlite3.Row, extra: dict[str, Any]) -> PackedCall:
+def _packed(found: sqlite3.Row, extra: dict[str, Any]) -> PackedCall:
     return PackedCall(
-        info=_info(row),
-        prompt=delta_of(row),
-        sampled_ids=np.frombuffer(row["sampled"], np.int32),
-        logprobs=np.frombuffer(row["logprobs"], np.float32),
+        info=_info(found),
+        prompt=delta_of(found),
+        sampled_ids=np.frombuffer(found["sampled"], np.int32),
+        logprobs=np.frombuffer(found["logprobs"], np.float32),
         spans=tuple(VersionSpan(start, end, PolicyVersion(*version)) for start, end, *version in extra["spans"]),
     )

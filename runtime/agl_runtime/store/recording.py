@@ -7,7 +7,7 @@ import sqlite3
 import numpy as np
 
 from agl_runtime.calls import CallInfo, Delta, common_prefix, make_delta
-from agl_runtime.errors import ConflictError, NotFoundError
+from agl_runtime.errors import ConflictError
 from agl_runtime.store import attempts, blobs, codec, reading, rollouts
 from agl_runtime.store.base import Commit, Intent
 from agl_runtime.store.tables import Tables, write
@@ -71,13 +71,7 @@ class Recording(Tables):
 
 
 def _begun(db: sqlite3.Connection, call_id: str) -> sqlite3.Row:
-    query = (
-        "SELECT calls.*, rollout, rollout_id, attempt_id FROM calls JOIN attempts ON attempts.n = attempt"
-        " JOIN rollouts ON rollouts.n = rollout WHERE call_id = ?"
-    )
-    call: sqlite3.Row | None = db.execute(query, (call_id,)).fetchone()
-    if call is None:
-        raise NotFoundError(f"There is no call {call_id}.", "Its rollout was deleted, or it never began.")
+    call = reading.row(db, call_id)
     _refuse_sealed(db, rollouts.row(db, call["rollout_id"]), call["attempt_id"])
     if call["commit_seq"] is not None:
         raise ConflictError(f"Call {call_id} is committed already.", "Read the stored answer.")

@@ -1,0 +1,157 @@
+"""Grouped transactions: what one job does to its neighbours, and what a full disk does to all."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from agl_runtime.errors import ConflictError, StoreError
+from agl_runtime.store import database
+from agl_runtime.store.worker import Worker
+
+
+class Bench:
+    """A worker that can be kept busy, so that what is submitted meanwhile forms one transaction."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.db = database.open_writer(path)
+        self.db.execute("CREATE TABLE t (x BLOB)")
+        self.commits = 0
+        self.undone = 0
+        self.db.set_trace_callback(self._count)
+        self.worker = Worker(self.db, path, "BEGIN IMMEDIATE", 100, self._undo)
+
+    def _count(self, statement: str) -> None:
+        self.commits += statement == "COMMIT"
+
+    def _undo(self) -> None:
+        self.undone += 1
+
+    async def busy(self) -> tuple[threading.Event, asyncio.Future[bool]]:
+        """Occupy the worker until the event is set."""
+        started, go_on = threading.Event(), threading.Event()
+        job = asyncio.ensure_future(self.worker.run(lambda db: started.set() or go_on.wait(30)))
+        assert await asyncio.to_thread(started.wait, 30)
+        return go_on, job
+
+    async def together(self, *jobs: Callable[[sqlite3.Connection], object]) -> list[object]:
+        go_on, first = await self.busy()
+        rest = [asyncio.ensure_future(self.worker.run(job)) for job in jobs]
+        await asyncio.sleep(0)  # one step of the loop submits them all
+        go_on.set()
+        await first
+        return await asyncio.gather(*rest, return_exceptions=True)
+
+    def rows(self) -> list[int]:
+        reader = database.open_reader(self.path)
+        sizes = [row[0] for row in reader.execute("SELECT length(x) FROM t ORDER BY rowid")]
+        reader.close()
+        return sizes
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    made = Bench(tmp_path / "s.sqlite3")
+    yield made
+    await asyncio.to_thread(made.worker.stop)
+
+
+def put(size_bytes: int) -> Callable[[sqlite3.Connection], int]:
+    def work(db: sqlite3.Connection) -> int:
+        db.execute("INSERT INTO t VALUES (zeroblob(?))", (size_bytes,))
+        return size_bytes
+
+    return work
+
+
+def put_then_fail(error: Exception) -> Callable[[sqlite3.Connection], int]:
+    def work(db: sqlite3.Connection) -> int:
+        put(99)(db)
+        raise error
+
+    return work
+
+
+async def test_jobs_that_wait_together_share_a_commit(bench: Bench) -> None:
+    before = bench.commits
+    assert await bench.together(*(put(i) for i in range(50))) == list(range(50))
+    assert bench.commits - before == 2, "one for the job that kept the worker busy, one for all others"
+    assert bench.rows() == list(range(50))
+
+
+async def test_a_job_that_fails_takes_nothing_of_its_neighbours_back(bench: Bench) -> None:
+    refused, broken = ConflictError("no"), RuntimeError("a fault of the code")
+    outcomes = await bench.together(put(1), put_then_fail(refused), put(2), put_then_fail(broken), put(3))
+    assert outcomes == [1, refused, 2, broken, 3]
+    assert bench.rows() == [1, 2, 3]
+
+
+async def test_an_error_of_sqlite_becomes_a_store_error(bench: Bench) -> None:
+    (outcome,) = await bench.together(lambda db: db.execute("SELECT * FROM missing"))
+    assert isinstance(outcome, StoreError)
+    assert str(outcome) == f"The store {bench.path} failed (no such table: missing). Look at `agl logs gateway`."
+
+
+async def test_what_does_not_fit_on_the_disk_fails_alone(bench: Bench) -> None:
+    await bench.worker.run(lambda db: db.execute("PRAGMA max_page_count = 100").fetchone())
+    outcomes = await bench.together(put(10), put(10_000_000), put(20))
+    assert outcomes[0] == 10
+    assert isinstance(outcomes[1], StoreError)
+    assert str(outcomes[1]) == (
+        f"The disk that holds the store {bench.path} is full (database or disk is full)."
+        " Free some space; nothing recorded is lost."
+    )
+    assert outcomes[2] == 20
+    assert bench.rows() == [10, 20]
+    await bench.worker.run(lambda db: db.execute("PRAGMA max_page_count = 100000").fetchone())
+    assert await bench.worker.run(put(10_000_000)) == 10_000_000
+
+
+async def test_a_transaction_given_up_is_done_again_job_by_job(bench: Bench) -> None:
+    def lose_the_transaction_once(db: sqlite3.Connection) -> str:
+        if not bench.undone:
+            db.execute("ROLLBACK")
+            raise sqlite3.OperationalError("the disk failed for a moment")
+        return "done"
+
+    assert await bench.together(put(1), lose_the_transaction_once, put(2)) == [1, "done", 2]
+    assert (bench.rows(), bench.undone) == ([1, 2], 1)
+
+
+async def test_a_file_locked_from_outside_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.0)
+    bench = Bench(tmp_path / "s.sqlite3")
+    other = sqlite3.connect(bench.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match=r"Another program has the store .* locked \(database is locked\)"):
+        await bench.worker.run(put(1))
+    other.close()
+    assert await bench.worker.run(put(1)) == 1
+    await asyncio.to_thread(bench.worker.stop)
+
+
+async def test_stopping_finishes_what_waits(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "s.sqlite3")
+    jobs = [asyncio.ensure_future(bench.worker.run(put(i))) for i in range(5)]
+    await asyncio.sleep(0)  # one step of the loop submits them all
+    await asyncio.to_thread(bench.worker.stop)
+    assert await asyncio.gather(*jobs) == [0, 1, 2, 3, 4]
+    assert bench.rows() == [0, 1, 2, 3, 4]
+
+
+async def test_a_caller_cancelled_while_it_waits_withdraws_its_job(bench: Bench) -> None:
+    go_on, busy = await bench.busy()
+    waiting = asyncio.ensure_future(bench.worker.run(put(1)))
+    await asyncio.sleep(0)  # one step of the loop submits it
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    go_on.set()
+    await busy
+    assert await bench.worker.run(put(2)) == 2
+    assert bench.rows() == [2]
