@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 
 def emit(text: str = "") -> None:
@@ -20,8 +20,9 @@ def emit_json(value: Any) -> None:
     emit(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def emit_json_line(value: Any) -> None:
-    emit(json.dumps(value, ensure_ascii=False, default=str))
+def emit_json_line(value: Any, file: TextIO | None = None) -> None:
+    """One line of JSON Lines, on stdout or into a file."""
+    print(json.dumps(value, ensure_ascii=False, default=str), file=file or sys.stdout)
 
 
 def compact(value: Any) -> str:

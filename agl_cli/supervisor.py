@@ -11,7 +11,6 @@ configuration, missing precondition) is not. What to do about a death is decided
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
 import time
@@ -172,7 +171,6 @@ class Supervisor:
         with log_file.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *command.argv,
-                *self._same_port(command.name),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -184,16 +182,6 @@ class Supervisor:
             child.signal(signal.SIGTERM)
         self._record(self._processes())
         return child
-
-    def _same_port(self, name: str) -> tuple[str, ...]:
-        """A gateway that is started again listens where the agents already look for it."""
-        if name != "gateway":
-            return ()
-        try:
-            url = json.loads((self._state_dir / GATEWAY_FILE).read_text(encoding="utf-8"))["url"]
-        except (OSError, ValueError, KeyError):
-            return ()
-        return ("--set", f"gateway.port={str(url).rstrip('/').rpartition(':')[2]}")
 
     def _processes(self) -> dict[str, ProcessId]:
         found = {}

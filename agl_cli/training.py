@@ -10,13 +10,14 @@ import asyncio
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from agl_cli import diagnostics
 from agl_cli.progress import Display, make_display
 from agl_cli.project import MetricsTail, read_summary
 from agl_cli.runstate import RunLock
-from agl_cli.supervisor import PartEnd, Supervisor, part_command
+from agl_cli.session import part_error
+from agl_cli.supervisor import PartCommand, PartEnd, Supervisor, part_command
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Project
 from agl_runtime.errors import GatewayError, PreconditionError
@@ -61,14 +62,14 @@ class _Stop:
         self.asked.set()
 
 
-async def run_parts(
-    project: Project, settings: Sequence[str], *, command: str, mode: Literal["train", "eval"] = "train"
-) -> Outcome:
-    """Supervise gateway, controller and trainer to the end. Raises PreconditionError when the project is in use."""
+async def run_parts(project: Project, settings: Sequence[str], *, command: str, trainer: Sequence[str] = ()) -> Outcome:
+    """Supervise gateway, controller and trainer to the end; `trainer` are further arguments of that part.
+
+    Raises PreconditionError when the project is in use, and what a part said when it failed for good.
+    """
     before = read_summary(project.state_dir)
     with RunLock(project.state_dir, command) as lock, make_display(project.config.train.steps) as display:
-        commands = [part_command(name, project.root, settings) for name in ("gateway", "controller")]
-        commands.append(part_command("trainer", project.root, settings, "--mode", mode, once=True))
+        commands = part_commands(project, settings, *trainer)
         supervisor = Supervisor(project.state_dir, commands, notify=display.say, record=lock.record)
         with _Stop(supervisor, display) as stop:
             tail = MetricsTail(project.state_dir, from_end=True)
@@ -82,8 +83,19 @@ async def run_parts(
                 await supervisor.stop()
             for row in tail.read():
                 display.row(row)
+    if end is not None and end.code != diagnostics.DONE:
+        raise part_error(end)
     summary = read_summary(project.state_dir)
-    return _outcome(end, None if summary == before else summary, stop.interrupted)
+    return _outcome(None if summary == before else summary, ended=end is not None, interrupted=stop.interrupted)
+
+
+def part_commands(project: Project, settings: Sequence[str], *trainer: str) -> list[PartCommand]:
+    """The three parts of a run; the trainer's end is the run's."""
+    return [
+        part_command("gateway", project.root, settings),
+        part_command("controller", project.root, settings),
+        part_command("trainer", project.root, settings, *trainer, once=True),
+    ]
 
 
 async def _first_of(supervisor: Supervisor, stop: _Stop) -> PartEnd | None:
@@ -96,18 +108,11 @@ async def _first_of(supervisor: Supervisor, stop: _Stop) -> PartEnd | None:
     return end if isinstance(end, PartEnd) else None
 
 
-def _outcome(end: PartEnd | None, summary: dict[str, Any] | None, interrupted: bool) -> Outcome:
-    if end is not None and end.code != diagnostics.DONE:
-        diagnostics.problem(
-            f"The {end.name} ended with exit code {end.code}{f': {end.error}' if end.error else '.'}",
-            f"See `agl logs {end.name}`.",
-        )
-        return Outcome(
-            end.code if end.code in (diagnostics.USAGE, diagnostics.MISSING) else diagnostics.FAILED, summary
-        )
+def _outcome(summary: dict[str, Any] | None, *, ended: bool, interrupted: bool) -> Outcome:
+    """`ended`: the trainer came to its end by itself."""
     if interrupted:
         return Outcome(diagnostics.INTERRUPTED, summary)
-    failed = end is not None and (summary is None or summary["ended"] in ("failed", "no_signal"))
+    failed = ended and (summary is None or summary["ended"] in ("failed", "no_signal"))
     return Outcome(diagnostics.FAILED if failed else diagnostics.DONE, summary)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -113,17 +112,6 @@ async def test_a_part_that_keeps_dying_is_given_up(tmp_path: Path, state_dir: Pa
     watched = Watched(state_dir, program("gateway", COUNTS, tmp_path / "runs", 1))
     await watched.supervisor.start()
     assert await watched.supervisor.ended() == PartEnd("gateway", 1, "it broke 4")
-
-
-@pytest.mark.usefixtures("quick")
-async def test_a_gateway_started_again_keeps_its_port(tmp_path: Path, state_dir: Path) -> None:
-    announce = f"import pathlib; pathlib.Path({str(state_dir / 'run/gateway.json')!r}).write_text("
-    announce += f"{json.dumps(json.dumps({'url': 'http://127.0.0.1:4711', 'pid': 1}))});"
-    (state_dir / "run").mkdir(parents=True)
-    watched = Watched(state_dir, program("gateway", announce + COUNTS, tmp_path / "runs", "1,2"))
-    await watched.supervisor.start()
-    await watched.supervisor.ended()
-    assert (tmp_path / "runs").read_text().splitlines() == ["", "--set gateway.port=4711"]
 
 
 async def test_a_part_that_ignores_the_stop_is_killed_with_what_it_started(tmp_path: Path, state_dir: Path) -> None:

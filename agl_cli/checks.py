@@ -1,0 +1,264 @@
+"""What must be in order before anything starts, each with its remedy: `agl up`, `run` and `eval` refuse on a failure,
+`agl doctor` shows all of it.
+
+A check looks at one thing of a project and says in words what it found. It raises `AglError` where the thing is wrong
+or missing, and `Doubt` where a run is possible but the user should know something first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from agl_cli import diagnostics, machine
+from agl_runtime.config import Project
+from agl_runtime.controller.reward import check_reward
+from agl_runtime.controller.runners.command import TaskPlace, render, split_command
+from agl_runtime.controller.runners.environment import Installation, user_path
+from agl_runtime.controller.runners.isolation import choose_isolation, probe_isolation
+from agl_runtime.controller.runners.workspace import Repository
+from agl_runtime.errors import AglError, ConfigError, PreconditionError, RewardError
+from agl_runtime.trainer import checks as trainer_checks
+from agl_runtime.trainer.data import Task, load_tasks
+from agl_runtime.trainer.estimate import count_parameters
+
+EMBEDDED = ("torch", "transformers", "safetensors", "jinja2")
+LEAST_FREE_BYTES = 2 * 2**30
+FETCH_AGAIN = "Fetch or save the model again."
+
+
+class Doubt(Exception):
+    """`what` was found, and `fix` is what to do where it matters."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        self.what, self.fix = what, fix
+        super().__init__(f"{what} {fix}")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check came to. `code` is the exit code that a failure owes, 0 where there is none."""
+
+    name: str
+    state: Literal["ok", "warning", "failed"]
+    what: str
+    fix: str = ""
+    code: int = diagnostics.DONE
+
+
+Check = Callable[[Project], str]
+
+
+def examine(project: Project, checks: Mapping[str, Check]) -> list[Finding]:
+    return [_finding(name, check, project) for name, check in checks.items()]
+
+
+def require(project: Project, checks: Mapping[str, Check]) -> int:
+    """`refuse` of these checks' findings."""
+    return refuse(examine(project, checks))
+
+
+def refuse(findings: Iterable[Finding]) -> int:
+    """Show every failure on stderr; returns the exit code, 0 when all is in order."""
+    failures = [finding for finding in findings if finding.state == "failed"]
+    for finding in failures:
+        diagnostics.problem(finding.what, finding.fix)
+    return min((finding.code for finding in failures), default=diagnostics.DONE)
+
+
+def _finding(name: str, check: Check, project: Project) -> Finding:
+    try:
+        return Finding(name, "ok", check(project))
+    except Doubt as doubt:
+        return Finding(name, "warning", doubt.what, doubt.fix)
+    except AglError as error:
+        code = diagnostics.USAGE if isinstance(error, ConfigError | RewardError) else diagnostics.MISSING
+        return Finding(name, "failed", error.what, error.fix, code)
+
+
+def python(project: Project) -> str:
+    return f"{sys.version.split()[0]} at {sys.executable}"
+
+
+def platform(project: Project) -> str:
+    if sys.platform == "win32":
+        raise PreconditionError("Agents cannot run as processes on Windows.", "Use Linux, macOS or WSL.")
+    return sys.platform
+
+
+def agent_command(project: Project) -> str:
+    """The program is there, and every task has the fields that the command names."""
+    words = split_command(project.config.agent.command)
+    program = words[0]
+    found: str | None = program
+    if "/" in program:
+        found = program if (project.root / program).exists() else None
+    elif "{" not in program:
+        found = shutil.which(program, path=user_path(os.environ, Installation.current()))
+    if found is None:
+        raise PreconditionError(
+            f"agent.command starts `{program}`, which was not found.",
+            "Install it, activate its environment, or write its path.",
+        )
+    for task in _tasks(project):
+        for word in words:
+            render(word, TaskPlace(task.data, task.task_id, "task.json"), "agent.command")
+    return found
+
+
+def _tasks(project: Project) -> Iterable[Task]:
+    for name in ("train", "val"):
+        if file := getattr(project.config.data, name):
+            yield from load_tasks(project.path(file), f"data.{name}")
+
+
+def workspace(project: Project) -> str:
+    kind = project.config.agent.workspace
+    repository = Repository.find(project.root) if kind != "empty" else None
+    if kind == "worktree" and repository is None:
+        raise PreconditionError(
+            f"agent.workspace is worktree, but {project.root} is in no git repository.",
+            "Run `git init` and commit, or set agent.workspace to copy.",
+        )
+    if kind == "copy" and repository is None:
+        return "a copy of every file of the folder: it is in no git repository"
+    return {"empty": "empty", "copy": "a copy of the files that git tracks", "worktree": "a git worktree"}[kind]
+
+
+def isolation(project: Project) -> str:
+    """Tried for real; what it costs is the time of a second trial."""
+    choice = choose_isolation(project.config.agent.isolation)
+    if choice.kind == "none":
+        raise Doubt(
+            f"agents are not separated from agl and from each other ({choice.reason}); it is no security boundary.",
+            "On Linux install bubblewrap, and run only agents that you trust.",
+        )
+    began = time.perf_counter()
+    probe_isolation((choice.kind,))
+    return f"{choice.kind}, which costs each agent about {(time.perf_counter() - began) * 1000:.0f} ms"
+
+
+def reward(project: Project) -> str:
+    trainer_checks.require_reward(project.config)
+    if project.config.agent.reports_reward:
+        return "reported by the agent"
+    check_reward(project)
+    return str(project.config.reward.function)
+
+
+def training_tasks(project: Project) -> str:
+    return f"{len(trainer_checks.training_tasks(project).tasks)} in {project.config.data.train}"
+
+
+def validation_tasks(project: Project) -> str:
+    tasks = trainer_checks.validation_tasks(project)
+    if not tasks:
+        raise Doubt("data.val is not set, so nothing is measured.", "Name a JSON Lines file of held-out tasks.")
+    return f"{len(tasks)} in {project.config.data.val}"
+
+
+def packages(project: Project) -> str:
+    if project.config.model.endpoint:
+        return "not needed: model.endpoint serves the policy"
+    missing = [name for name in EMBEDDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise PreconditionError(f"{', '.join(missing)} are not installed.", 'Run pip install "agl[embedded]".')
+    return ", ".join(f"{name} {version(name)}" for name in EMBEDDED)
+
+
+def policy(project: Project) -> str:
+    if project.config.model.endpoint:
+        return f"served by {project.config.model.endpoint}; its weights are not agl's to train"
+    folder = trainer_checks.policy_folder(project)
+    return f"{folder}: {machine.amount(examine_folder(folder))} parameters"
+
+
+def examine_folder(folder: Path) -> int:
+    """The parameters of a Hugging Face folder that can serve chat completions. Raises ConfigError."""
+    _json(folder / "config.json")
+    parameters = count_parameters(folder)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise ConfigError(f"{folder} holds no tokenizer.", FETCH_AGAIN)
+    settings = folder / "tokenizer_config.json"
+    templates = [folder / name for name in ("chat_template.jinja", "chat_template.json")]
+    in_settings = settings.is_file() and _json(settings).get("chat_template")
+    if not in_settings and not any(file.is_file() for file in templates):
+        raise ConfigError(
+            f"The tokenizer in {folder} has no chat template.", "Use an instruction-tuned model, or add one."
+        )
+    return parameters
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{file} is no JSON object: {error}.", FETCH_AGAIN) from error
+
+
+def port(project: Project) -> str:
+    host, number = project.config.gateway.host, project.config.gateway.port
+    if number == 0:
+        return "any free one"
+    try:
+        socket.create_server((host, number), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        raise PreconditionError(
+            f"The gateway cannot listen on port {number} of {host}: {error.strerror}.",
+            "Stop what listens there, or set gateway.port to 0 for any free one.",
+        ) from error
+    return f"{number} of {host} is free"
+
+
+def gpu(project: Project) -> str:
+    found, wanted = machine.find_gpu(), project.config.train.device
+    if found is None and wanted == "cuda":
+        raise PreconditionError("train.device is cuda, but no NVIDIA GPU was found.", "Set train.device to auto.")
+    if found is None:
+        return "none: the policy is trained on the CPU"
+    return f"{found.name}, {machine.gib(found.memory_bytes)}"
+
+
+def training(project: Project) -> str:
+    """What this machine can train. Too little memory is a failure, a step of more than ten minutes a doubt."""
+    view = machine.outlook(project, trainer_checks.policy_folder(project))
+    if not view.fits:
+        raise PreconditionError(
+            f"Training {machine.amount(view.parameters)} parameters needs about {machine.gib(view.needs_bytes)} of "
+            f"memory; there are {machine.gib(view.has_bytes)}.",
+            "Choose a smaller model.path, or a machine with a larger GPU.",
+        )
+    if (view.seconds or 0.0) > machine.BEARABLE_STEP_S:
+        raise Doubt(machine.plain_words(view), "Choose a smaller model.path, or a machine with a GPU.")
+    return machine.plain_words(view)
+
+
+def disk(project: Project) -> str:
+    """Room for the checkpoints that are kept (weights and two moments in fp32) and for recorded calls."""
+    free = shutil.disk_usage(project.root).free
+    needed = LEAST_FREE_BYTES
+    if project.config.model.path and not project.config.model.endpoint:
+        folder = trainer_checks.policy_folder(project)
+        needed += 12 * count_parameters(folder) * (project.config.train.keep_checkpoints + 1)
+    if free < needed:
+        raise Doubt(f"{machine.gib(free)} are free, {machine.gib(needed)} are wanted.", "Free some space.")
+    return f"{machine.gib(free)} free"
+
+
+AGENT: dict[str, Check] = {"platform": platform, "agent": agent_command, "workspace": workspace, "port": port}
+SERVING: dict[str, Check] = AGENT | {"packages": packages, "model": policy}
+EVALUATION: dict[str, Check] = SERVING | {"reward": reward, "validation tasks": validation_tasks}
+TRAINING: dict[str, Check] = (
+    {"training tasks": training_tasks} | EVALUATION | {"gpu": gpu, "training": training, "isolation": isolation}
+)
+ALL: dict[str, Check] = {"python": python} | TRAINING | {"disk": disk}

@@ -1,0 +1,206 @@
+"""What was recorded of a rollout, gathered from the gateway and put in order for reading and export.
+
+`Recorded` holds a rollout with its last attempt's events and calls and the samples that training would build from them.
+All else here is a pure function of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agl_runtime.calls import Call, RolloutCalls
+from agl_runtime.client import GatewayClient
+from agl_runtime.config import Project
+from agl_runtime.samples.build import build_samples
+from agl_runtime.samples.diagnose import Decode
+from agl_runtime.samples.types import Limits, RolloutSamples
+from agl_runtime.schemas import Event, Rollout, RolloutState
+from agl_runtime.trainer.state import newest_checkpoint
+
+FETCHES = 8
+MODEL_REQUEST, REWARD, AGENT_EXIT = "model_request", "reward", "agent_exit"
+SHOWN_CHARS = 2000
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which rollouts are meant; None means any."""
+
+    states: Sequence[RolloutState] = tuple(RolloutState)
+    mode: str | None = None
+    step: int | None = None
+
+    def __contains__(self, rollout: Rollout) -> bool:
+        return self.mode in (None, rollout.mode) and self.step in (None, _extra(rollout, "step"))
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    rollout: Rollout
+    attempts: tuple[str, ...]
+    events: tuple[Event, ...]
+    calls: RolloutCalls
+    samples: RolloutSamples
+
+    @property
+    def requests(self) -> dict[str, Mapping[str, Any]]:
+        """Request, response and the like of each committed call, by its id, in order of answer."""
+        return {event.data["call_id"]: event.data for event in self.events if event.event_type == MODEL_REQUEST}
+
+    def last(self, event_type: str) -> dict[str, Any]:
+        """The data of the newest event of a type; empty without one."""
+        return next((event.data for event in reversed(self.events) if event.event_type == event_type), {})
+
+    @property
+    def leaves(self) -> list[str]:
+        """The calls in which conversations ended: the last call of each sample, or the last of all without samples."""
+        ends = [sample.call_ids[-1] for sample in self.samples.samples]
+        return ends or list(self.requests)[-1:]
+
+
+async def find(client: GatewayClient, wanted: Filter, most: int) -> list[Rollout]:
+    """The newest rollouts that are meant, oldest first."""
+    found = [rollout for rollout in await client.rollouts(wanted.states, limit=10**9) if rollout in wanted]
+    return found[-most:] if most else found
+
+
+async def fetch(client: GatewayClient, rollout_id: str, project: Project, decode: Decode | None = None) -> Recorded:
+    """Raises NotFoundError."""
+    train = project.config.train
+    detail = await client.rollout(rollout_id)
+    events, calls = await client.events(rollout_id), await client.calls(rollout_id)
+    samples = build_samples(calls, Limits(train.max_prompt_tokens, train.max_response_tokens), decode)
+    return Recorded(detail.rollout, tuple(detail.attempts), tuple(events), calls, samples)
+
+
+def decoder(project: Project) -> Decode | None:
+    """Text of token ids by the policy's tokenizer, with which breaks between samples are diagnosed. None where agl
+    does not have that tokenizer."""
+    newest, base = newest_checkpoint(project.state_dir), project.config.model.path
+    folder = newest.folder if newest else project.path(base) if base else project.root
+    if not (folder / "tokenizer.json").is_file() or importlib.util.find_spec("tokenizers") is None:
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+async def rewards(client: GatewayClient, rollouts: Iterable[Rollout]) -> list[float | None]:
+    """The reward of each, in their order."""
+    gate = asyncio.Semaphore(FETCHES)
+
+    async def one(rollout: Rollout) -> float | None:
+        async with gate:
+            events = await client.events(rollout.rollout_id, event_type=REWARD)
+        return events[-1].data.get("value") if events else None
+
+    return list(await asyncio.gather(*(one(rollout) for rollout in rollouts)))
+
+
+def row(rollout: Rollout, reward: float | None) -> dict[str, Any]:
+    """A rollout in one line."""
+    return {
+        "rollout_id": rollout.rollout_id,
+        "state": rollout.status.state.value,
+        "mode": rollout.mode,
+        "step": _extra(rollout, "step"),
+        "task_id": _extra(rollout, "task_id"),
+        "reward": reward,
+        "error": rollout.status.error_message,
+    }
+
+
+def _extra(rollout: Rollout, name: str) -> Any:
+    return (rollout.metadata.model_extra or {}).get(name)
+
+
+def as_json(item: Recorded) -> dict[str, Any]:
+    given, report = item.last(REWARD), item.samples.report
+    return {
+        **row(item.rollout, given.get("value")),
+        "reward_parts": given.get("parts") or {},
+        "attempts": list(item.attempts),
+        "task": item.rollout.input,
+        "agent": item.last(AGENT_EXIT),
+        "calls": [_call(call, item.requests.get(call.info.call_id, {})) for call in item.calls.calls],
+        "incomplete_calls": list(item.calls.incomplete),
+        "samples": [
+            {
+                "tokens": int(sample.ids.size),
+                "trained_tokens": int(sample.mask.sum()),
+                "calls": list(sample.call_ids),
+                "split": sample.split,
+                "truncated": sample.truncated,
+            }
+            for sample in item.samples.samples
+        ],
+        "report": asdict(report),
+        "conversations": [conversation(item.requests[leaf]) for leaf in item.leaves],
+    }
+
+
+def _call(call: Call, request: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "call_id": call.info.call_id,
+        "prompt_tokens": int(call.prompt_ids.size),
+        "sampled_tokens": int(call.sampled_ids.size),
+        "versions": [str(span.version) for span in call.spans],
+        "trainable": call.info.trainable,
+        "reason": call.info.reason,
+        "finish_reason": call.info.finish_reason,
+        "http_status": call.info.http_status,
+        "latency_ms": request.get("latency_ms"),
+    }
+
+
+def conversation(request: Mapping[str, Any]) -> list[Message]:
+    """The messages that led to a call, and its answer."""
+    asked = request["request"]
+    messages = list(asked.get("messages") or [{"role": "prompt", "content": asked.get("prompt", "")}])
+    choice = ((request.get("response") or {}).get("choices") or [{}])[0]
+    answer = choice.get("message") or {"role": "assistant", "content": choice.get("text", "")}
+    return [*messages, {key: value for key, value in answer.items() if value is not None}]
+
+
+def raw_row(item: Recorded) -> dict[str, Any]:
+    """Everything that was recorded of a rollout's last attempt; model calls are `model_request` events."""
+    return {
+        "rollout": item.rollout.model_dump(mode="json"),
+        "attempts": list(item.attempts),
+        "reward": item.calls.reward,
+        "events": [event.model_dump(mode="json") for event in item.events],
+    }
+
+
+def sft_rows(item: Recorded) -> Iterator[dict[str, Any]]:
+    """Each conversation of a rollout as a row of supervised data: `messages`, and `tools` where there were some."""
+    for leaf in item.leaves:
+        request = item.requests[leaf]
+        tools = request["request"].get("tools")
+        yield {"messages": conversation(request)} | ({"tools": tools} if tools else {})
+
+
+def message_lines(message: Message) -> Iterator[str]:
+    """A message for reading: its role and text, then its tool calls; a long text is cut."""
+    text = _text(message.get("content"))
+    cut = len(text) - SHOWN_CHARS
+    if text or not message.get("tool_calls"):
+        yield f"{message.get('role', '?')}: {text[:SHOWN_CHARS]}{f' … ({cut} more characters)' if cut > 0 else ''}"
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        yield f"{message.get('role', '?')} calls {function.get('name')}({function.get('arguments', '')})"
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str) or content is None:
+        return content or ""
+    if isinstance(content, list):
+        return " ".join(str(part.get("text", f"[{part.get('type')}]")) for part in content if isinstance(part, dict))
+    return json.dumps(content, ensure_ascii=False)
