@@ -3,7 +3,8 @@
     retokenized  the same text in other ids
     trimmed      the same text but for white space
     truncated    the history was cut: the prompt goes on with a later part of the trace, or ends inside it
-    template     the history was rewritten: sampled text was changed or dropped, or text was put in between
+    template     the history was rewritten: an answer was changed, or lost its reasoning, or what stands before an
+                 answer that the prompt still holds was changed
     other        none of these: a sub-agent, a branch, a compaction, another conversation
 
 This only explains; no id is ever changed by what is found here.
@@ -24,7 +25,7 @@ _BEFORE = 8
 _AFTER = 32
 """Tokens compared as text from the first difference on."""
 _RESUME = 8
-"""Equal ids that count as a resumption of the trace."""
+"""Ids that must be equal to find a part of the trace again."""
 
 
 def diagnose(call: Call, line: Sequence[Call], decode: Decode) -> str:
@@ -44,7 +45,7 @@ def diagnose(call: Call, line: Sequence[Call], decode: Decode) -> str:
     dropped = _find(theirs, ours[:_RESUME])
     if dropped is not None:
         return "template" if any(start <= at and at + dropped <= end for start, end in sampled) else "truncated"
-    rewritten = any(start <= at < end for start, end in sampled) or _find(ours, theirs[:_RESUME]) is not None
+    rewritten = any(start <= at < end for start, end in sampled) or _find(ours, theirs[-_RESUME:]) is not None
     return "template" if rewritten else "other"
 
 

@@ -79,6 +79,14 @@ def test_text_put_into_the_history_is_a_rewritten_template():
     ) == ("template")
 
 
+def test_a_clock_in_the_system_prompt_is_a_rewritten_template():
+    at_nine = ("<sys>", "it is ", "9", "<user>", "what", " is", " it", "?", "<bot>")
+    at_ten = ("<sys>", "it is ", "10", "<user>", "what", " is", " it", "?", "<bot>")
+    answer = ("this", " is", " one", " whole", " long", " answer", "!", "<end>")
+    assert verdict(call("a", P.ids(*at_nine), P.ids(*answer)), *at_ten, *answer, "\n", "<user>", "go") == "template"
+    assert verdict(call("a", P.ids(*at_nine), P.ids(*answer)), *at_ten, "no", "<end>", "\n", "<user>", "go") == "other"
+
+
 def test_a_changed_answer_is_a_rewritten_template():
     assert verdict(first("call", "(", "1", ")", "<end>"), *ASK, "invoke", "[", "1", "]", *END) == "template"
 
