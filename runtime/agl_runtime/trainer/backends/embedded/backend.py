@@ -9,6 +9,7 @@ weights, as their version spans say.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,10 +74,11 @@ class EmbeddedBackend:
         policy = self._policy(resume_from or self._base)
         reference = self._policy(self._base) if train.kl_coef else None
         updater = Updater(policy, train, reference)
-        server = ServerThread()
-        engine = Engine(policy, version, max_batch=train.max_batch, seed=train.seed, notify=server.notify)
+        seeds = random.Random(train.seed)
         if resume_from:
-            restore(resume_from, updater.optimizer, engine.seeds)
+            restore(resume_from, updater.optimizer, seeds)
+        server = ServerThread()
+        engine = Engine(policy, version, max_batch=train.max_batch, seeds=seeds, notify=server.notify)
         return _Running(policy, Codec(policy.tokenizer, policy.stop_ids), engine, updater, server)
 
     def _policy(self, folder: Path) -> Policy:

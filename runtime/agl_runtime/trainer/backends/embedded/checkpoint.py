@@ -36,7 +36,7 @@ def save_checkpoint(
     seeds: random.Random,
     state: Mapping[str, Any],
 ) -> None:
-    """Raises TrainerError when the folder exists or cannot be written; nothing then stands in its place."""
+    """Raises TrainerError when the folder exists or cannot be written; nothing of it then remains."""
     if folder.exists():
         raise TrainerError(f"The checkpoint {folder} exists already.", "Move it away.")
     partial = folder.with_name(f".{folder.name}.partial")
@@ -49,11 +49,12 @@ def save_checkpoint(
             partial / TRAINER_FILE,
         )
         (partial / STATE_FILE).write_text(json.dumps(dict(state)), encoding="utf-8")
-        for path in [*partial.iterdir(), partial]:
+        for path in [*partial.rglob("*"), partial]:
             _flush(path)
         partial.rename(folder)
         _flush(folder.parent)
     except (OSError, SafetensorError, RuntimeError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
         raise TrainerError(f"The checkpoint {folder} cannot be written: {error}.", "Free space on the disk.") from error
 
 

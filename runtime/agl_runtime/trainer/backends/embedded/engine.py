@@ -94,7 +94,7 @@ class Engine:
         *,
         max_batch: int = 64,
         prefill_tokens: int = 2048,
-        seed: int = 0,
+        seeds: random.Random | None = None,
         notify: Callable[[list[Signal]], None] | None = None,
     ) -> None:
         self._policy = policy
@@ -102,7 +102,7 @@ class Engine:
         self._max_batch = max_batch
         self._prefill_tokens = prefill_tokens
         self._notify = notify or set_signals
-        self.seeds = random.Random(seed)
+        self.seeds = seeds or random.Random()
         self._inbox: queue.SimpleQueue[Generation | Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[Generation] = deque()
         self._reading: list[Generation] = []
