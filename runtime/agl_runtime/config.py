@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from agl_runtime.errors import ConfigError
 
@@ -57,6 +57,11 @@ class AgentConfig(_Section):
     """How much of stdout and of stderr is kept a rollout, in KiB; the rest is counted and dropped."""
     reports_reward: bool = False
     """The agent posts its own reward event; no reward function runs and its key may post one."""
+
+    @field_validator("isolation", mode="before")
+    @classmethod
+    def _yaml_off(cls, value: object) -> object:
+        return "off" if value is False else value  # YAML reads a bare `off` as false
 
 
 class RewardConfig(_Section):
