@@ -1,0 +1,87 @@
+"""`python -m agl_runtime.controller --root PROJECT`: runs agents until SIGTERM or SIGINT.
+
+Exit codes: 0 stopped, 1 failed, 2 wrong configuration or a broken reward function, 3 something is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from agl_runtime import part
+from agl_runtime.config import Project
+from agl_runtime.controller import capacity
+from agl_runtime.controller.loop import Controller, Settings
+from agl_runtime.controller.reward import RewardFunction
+from agl_runtime.controller.runners.isolation import choose_isolation
+from agl_runtime.controller.runners.process import ProcessRunner
+from agl_runtime.errors import AglError, ConfigError, PreconditionError, RewardError
+
+log = logging.getLogger("agl_runtime.controller")
+LOCK_FILE = "run/controller.lock"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        asyncio.run(_run(part.begin("controller", argv)))
+    except AglError as error:
+        log.error("%s", error)
+        return 2 if isinstance(error, ConfigError | RewardError) else 3 if isinstance(error, PreconditionError) else 1
+    return 0
+
+
+async def _run(begun: part.Part) -> None:
+    project, stop = begun.project, part.stop_event()
+    with only_one(project.state_dir):
+        isolation = choose_isolation(project.config.agent.isolation)
+        reward = RewardFunction(project) if project.config.reward.function else None
+        if reward is not None:
+            await reward.check()
+        client = await part.connect(begun)
+        runner = ProcessRunner(project, client.url, isolation)
+        runner.clean_up()
+        settings = settings_of(project)
+        log.info("up to %d agents at once; isolation: %s", settings.limit, isolation)
+        async with client:
+            await Controller(client, runner, reward, settings).run(stop)
+
+
+def settings_of(project: Project) -> Settings:
+    """The controller's name is the project's on this machine: a restart gets its own rollouts back at once."""
+    agent = project.config.agent
+    place = hashlib.blake2b(os.fsencode(project.state_dir.resolve()), digest_size=6).hexdigest()
+    automatic = capacity.agents_at_once(capacity.usable_cores(), capacity.available_mb(), agent.memory_mb)
+    return Settings(
+        controller_id=f"{socket.gethostname()}-{place}",
+        limit=agent.concurrency or automatic,
+        attempts=agent.attempts,
+        timeout_s=agent.timeout_s,
+        reports_reward=agent.reports_reward,
+    )
+
+
+@contextmanager
+def only_one(state_dir: Path) -> Iterator[None]:
+    """Hold the project as its only controller. Raises PreconditionError."""
+    file = state_dir / LOCK_FILE
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with file.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PreconditionError(
+                f"Another controller runs in {state_dir.parent}.", "Stop it with `agl down` first."
+            ) from error
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

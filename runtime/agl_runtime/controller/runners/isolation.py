@@ -1,0 +1,222 @@
+"""Separates an agent from agl and from other agents with Linux namespaces: bubblewrap, or util-linux's unshare.
+
+Inside, the project is read-only, agl's state folder is empty but for the attempt's own folders, and no process but the
+agent's own exists; when its first process ends, the kernel ends the rest. The agent can undo none of it: it has no
+capability over the mounts, and as root it keeps only those that programs need for files of their own, a few devices,
+and a read-only view of the kernel's settings. The rest of the file system and the network stay as they are, so what a
+daemon would do for the user (docker, cron) it still does for the agent.
+
+The first process in it is a shell that waits for the agent. Its standard input is a pipe on which it says how the agent
+ended (`exit_code`); the agent itself reads /dev/null. Where nothing arrives, the sandbox never came to start it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agl_runtime.errors import RunnerError
+
+Kind = Literal["bubblewrap", "unshare", "none"]
+ROOT_CAPABILITIES = ("chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "net_bind_service")
+ROOT_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx")
+TOOL_PATH = os.pathsep.join(("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"))
+PROBE_TIMEOUT_S = 15.0
+MASK = "run/mask"
+_INIT = """
+"$@" </dev/null
+echo $? >&0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What an agent sees. All paths are absolute and without symbolic links.
+
+    `hidden` is agl's state folder, of which only `own` (folders in it) stay, writable. `read_only` folders may hold
+    `hidden`; `opened` are folders in them that stay writable. `shown` are (source, target) pairs: a file or folder put
+    read-only on an existing one in `own`.
+    """
+
+    hidden: Path
+    own: tuple[Path, ...]
+    read_only: tuple[Path, ...]
+    opened: tuple[Path, ...]
+    shown: tuple[tuple[Path, Path], ...]
+    cwd: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """How agents are separated here, or why they are not. `wrap` makes the sandboxed command; it is None for none."""
+
+    kind: Kind
+    reason: str = ""
+    wrap: Callable[[Sequence[str], View, Path], list[str]] | None = None
+
+    def __str__(self) -> str:
+        return f"none: {self.reason}" if self.kind == "none" else self.kind
+
+
+def choose_isolation(setting: Literal["auto", "required", "off"]) -> Isolation:
+    """Raises RunnerError when it is required and not to be had."""
+    if setting == "off":
+        return Isolation("none", "agent.isolation is off")
+    found = probe_isolation()
+    if setting == "required" and found.kind == "none":
+        raise RunnerError(
+            f"Agents cannot be isolated here: {found.reason}.", "Install bubblewrap, or set agent.isolation: auto."
+        )
+    return found
+
+
+def probe_isolation(kinds: Sequence[Kind] = ("bubblewrap", "unshare")) -> Isolation:
+    """The first of `kinds` that really hides a file here; tried by running a command in it. Blocks."""
+    if not sys.platform.startswith("linux"):
+        return Isolation("none", f"namespaces need Linux, and this is {sys.platform}")
+    reasons = []
+    for kind in kinds:
+        try:
+            wrap = _bubblewrap() if kind == "bubblewrap" else _unshare()
+            _prove(wrap)
+        except RunnerError as error:
+            reasons.append(f"{kind}: {error.what}")
+        else:
+            return Isolation(kind, wrap=wrap)
+    return Isolation("none", "; ".join(reasons))
+
+
+def exit_code(report: bytes) -> int | None:
+    """The exit code of a sandboxed agent, above 128 for a signal; None when it never started, or was killed with the
+    sandbox."""
+    return int(report) if report.strip().isdigit() else None
+
+
+def _prove(wrap: Callable[[Sequence[str], View, Path], list[str]]) -> None:
+    with tempfile.TemporaryDirectory(prefix="agl-probe-") as name:
+        project = Path(name).resolve()
+        hidden, own, notes = project / "state", project / "state" / "own", project / "state" / "notes"
+        for folder in (own, notes, hidden / MASK):
+            folder.mkdir(parents=True)
+        (hidden / "secret").touch()
+        view = View(hidden, (own,), (project,), (), (), own)
+        checks = f"test ! -e {hidden}/secret && touch {own}/written && ! touch {project}/written 2>/dev/null"
+        command = wrap(["/bin/sh", "-c", checks], view, notes)
+        read_end, write_end = os.pipe()
+        try:
+            done = subprocess.run(command, stdin=write_end, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise RunnerError(f"it could not be tried ({error})") from error
+        finally:
+            os.close(write_end)
+            with os.fdopen(read_end, "rb") as status:
+                code = exit_code(status.read())
+        if code != 0:
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            raise RunnerError(said[-1] if said else f"a trial ended with {done.returncode}")
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name, path=TOOL_PATH)
+    if found is None:
+        raise RunnerError(f"{name} is not installed")
+    return found
+
+
+def _bubblewrap() -> Callable[[Sequence[str], View, Path], list[str]]:
+    program = _tool("bwrap")
+    as_root = os.geteuid() == 0
+
+    def wrap(argv: Sequence[str], view: View, notes: Path) -> list[str]:
+        words = [program, "--dev-bind", "/", "/"]
+        if as_root:
+            words += ["--dev", "/dev", "--ro-bind", "/sys", "/sys", "--cap-drop", "ALL"]
+            words += [word for name in ROOT_CAPABILITIES for word in ("--cap-add", f"CAP_{name.upper()}")]
+        for path in view.read_only:
+            words += ["--ro-bind", str(path), str(path)]
+        words += _pairs("--bind", view.opened)
+        words += ["--tmpfs", str(view.hidden)]
+        words += _pairs("--bind", view.own)
+        for source, target in view.shown:
+            words += ["--ro-bind", str(source), str(target)]
+        words += ["--proc", "/proc", "--unshare-pid", "--die-with-parent", "--chdir", str(view.cwd)]
+        return [*words, "--as-pid-1", "--", "/bin/sh", "-c", _INIT, "sh", *argv]
+
+    return wrap
+
+
+def _pairs(option: str, paths: Sequence[Path]) -> list[str]:
+    return [word for path in paths for word in (option, str(path), str(path))]
+
+
+def _unshare() -> Callable[[Sequence[str], View, Path], list[str]]:
+    unshare, setpriv, mount = _tool("unshare"), _tool("setpriv"), _tool("mount")
+    user, group = os.geteuid(), os.getegid()
+    enter = [setpriv, "--pdeathsig", "KILL", unshare, "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if user == 0:
+        keep = ",".join(["-all", *(f"+{name}" for name in ROOT_CAPABILITIES)])
+        leave = [setpriv, "--no-new-privs", "--inh-caps=-all", f"--bounding-set={keep}", "--"]
+    else:
+        enter += ["--user", "--map-root-user"]
+        leave = [unshare, "--user", f"--map-user={user}", f"--map-group={group}", "--"]
+
+    def wrap(argv: Sequence[str], view: View, notes: Path) -> list[str]:
+        table = notes / "fstab"
+        table.write_text(_table(view, as_root=user == 0), encoding="utf-8")
+        steps = [[mount, "--all", "--fstab", str(table)]]
+        steps += [[mount, "--options", f"rbind,{_read_only(path)}", str(path), str(path)] for path in view.read_only]
+        steps += [[mount, "--rbind", str(view.hidden / MASK), str(view.hidden)]]
+        if user == 0:
+            steps += [
+                [mount, "--options", "rbind,nodev", "/dev", "/dev"],
+                [mount, "--options", "rbind,ro", "/sys", "/sys"],
+            ]
+        mounts = " && ".join(map(shlex.join, steps))
+        refuse = """{ printf '%s\\n' "$said" >&2; exit 1; }"""
+        script = f"said=$( {{ {mounts}; }} 2>&1 ) || {refuse}\ncd {shlex.quote(str(view.cwd))} || exit 1\n"
+        return [*enter, "--", "/bin/sh", "-c", script + _INIT, "sh", *leave, *argv]
+
+    return wrap
+
+
+def _table(view: View, *, as_root: bool) -> str:
+    """Mounts in the form of fstab, so that one process makes most of them: first the state folder's empty double with
+    the attempt's own folders in it, then what stays writable or usable where something goes over it."""
+    double = view.hidden / MASK
+    rows = [("agl", str(double), "tmpfs", "mode=700,size=1m")]
+    for path in view.own:
+        rows.append((str(path), str(double / path.relative_to(view.hidden)), "none", "rbind,X-mount.mkdir"))
+    for source, target in view.shown:
+        place = double / target.relative_to(view.hidden)
+        rows.append((str(source), str(place), "none", f"rbind,{_read_only(source)}"))
+    rows += [(str(path), str(path), "none", "rbind") for path in view.opened]
+    if as_root:
+        devices = [f"/dev/{name}" for name in ROOT_DEVICES if os.path.exists(f"/dev/{name}")]
+        rows += [(device, device, "none", "bind") for device in devices]
+        rows.append(("/proc/sys", "/proc/sys", "none", "bind,ro"))
+        if os.path.exists("/proc/sysrq-trigger"):
+            rows.append(("/dev/null", "/proc/sysrq-trigger", "none", "bind"))
+    return "".join(f"{' '.join(map(_escaped, row))} 0 0\n" for row in rows)
+
+
+def _escaped(word: str) -> str:
+    return word.replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011").replace("\n", "\\012")
+
+
+def _read_only(path: Path) -> str:
+    """Mount options that make `path` read-only and keep what its file system forbids already: in a user namespace a
+    mount may not lose a restriction."""
+    flags = os.statvfs(path).f_flag
+    names = ("nosuid", "nodev", "noexec", "noatime", "nodiratime", "relatime")
+    return ",".join(["ro", *(name for name in names if flags & getattr(os, f"ST_{name.upper()}", 0))])
+
+
+__all__ = ["MASK", "Isolation", "Kind", "View", "choose_isolation", "exit_code", "probe_isolation"]

@@ -1,0 +1,211 @@
+"""Runs agents as processes of this machine, each in its own workspace, with its own HOME, sandboxed where possible."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from agl_runtime.config import Project
+from agl_runtime.controller.runners import environment, workspace
+from agl_runtime.controller.runners.base import AgentExit, AgentRun
+from agl_runtime.controller.runners.command import TaskPlace, render, split_command
+from agl_runtime.controller.runners.environment import TREE_VARIABLE, Installation
+from agl_runtime.controller.runners.isolation import MASK, Isolation, View, exit_code
+from agl_runtime.controller.runners.tree import Command, Ended, Tree, kill_marked
+from agl_runtime.controller.runners.workspace import AttemptFolder, Repository
+from agl_runtime.errors import ConfigError, RunnerError
+from agl_runtime.schemas import Grant
+
+ROLLOUTS = "rollouts"
+WORKSPACES_KEPT = 64
+OUTPUTS_KEPT = 2000
+SIGNAL_BASE = 128  # a shell's and a sandbox's exit code for signal n is 128 + n
+TAIL = 500
+
+
+class ProcessRunner:
+    """Implements `Runner`. `environ` is the user's environment, `agl` where agl itself is installed. Keeps the newest
+    workspaces, and what agents printed for longer.
+
+    Raises RunnerError on Windows, and ConfigError for a command or home file that is not there.
+    """
+
+    def __init__(
+        self,
+        project: Project,
+        gateway_url: str,
+        isolation: Isolation,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        agl: Installation | None = None,
+    ) -> None:
+        if sys.platform == "win32":
+            raise RunnerError("Agents cannot run as processes of native Windows.", "Run agl inside WSL.")
+        self._root = project.root.resolve()
+        self._agent = project.config.agent
+        self._gateway_url = gateway_url
+        self._isolation = isolation
+        self._state_dir = project.state_dir.resolve()
+        self._passed = environment.passed(environ, self._agent.pass_env, agl or Installation.current())
+        self._home_files = _home_files(self._agent.home_files, Path(environ.get("HOME", "/")))
+        self._words = split_command(self._agent.command)
+        if "{" not in self._words[0] and os.sep not in self._words[0]:
+            self._program(self._words[0], self._root)
+        self._repository = Repository.find(self._root) if self._agent.workspace != "empty" else None
+        self._judged: dict[AttemptFolder, None] = {}
+        self._emptied: dict[AttemptFolder, None] = {}
+
+    @property
+    def isolation(self) -> str:
+        return str(self._isolation)
+
+    def clean_up(self) -> None:
+        """End what an earlier controller of this project left alive, and take over its attempts' folders. Blocks."""
+        (self._state_dir / MASK).mkdir(mode=0o700, parents=True, exist_ok=True)
+        kill_marked(lambda mark: mark.startswith(f"{self._state_dir}:"))
+        attempts = sorted((self._state_dir / ROLLOUTS).glob("*/*/"), key=lambda path: path.stat().st_mtime)
+        self._judged.update(dict.fromkeys(map(AttemptFolder, attempts)))
+        self._make_room()
+
+    async def run(self, grant: Grant, expired: asyncio.Event) -> AgentRun:
+        folder = self._folder(grant)
+        self._judged.pop(folder, None)
+        self._emptied.pop(folder, None)
+        try:
+            command = await asyncio.to_thread(self._prepare, grant, folder)
+        except OSError as error:
+            raise RunnerError(f"The folder {folder.root} cannot be made: {error}.", "Check the disk.") from error
+        tree = Tree.start(command)
+        in_time = False
+        try:
+            in_time = await _is_first(tree.wait(), expired.wait())
+        finally:
+            ended = await asyncio.shield(tree.end())
+        agent_exit = _judge(ended, sandboxed=command.sandboxed, timed_out=not in_time)
+        return AgentRun(agent_exit, ended.stdout, ended.stderr, folder.workspace)
+
+    async def release(self, grant: Grant) -> None:
+        self._judged[self._folder(grant)] = None
+        await asyncio.to_thread(self._make_room)
+
+    def _folder(self, grant: Grant) -> AttemptFolder:
+        return AttemptFolder.of(self._state_dir / ROLLOUTS, grant.rollout.rollout_id, grant.attempt_id)
+
+    def _make_room(self) -> None:
+        while len(self._judged) > WORKSPACES_KEPT:
+            folder = next(iter(self._judged))
+            del self._judged[folder]
+            workspace.discard(folder)
+            self._emptied[folder] = None
+        if self._repository is not None and self._agent.workspace == "worktree":
+            self._repository.forget_worktrees()
+        while len(self._emptied) > OUTPUTS_KEPT:
+            folder = next(iter(self._emptied))
+            del self._emptied[folder]
+            workspace.remove(folder.root)
+
+    def _prepare(self, grant: Grant, folder: AttemptFolder) -> Command:
+        """Make the attempt's folder and the command for it. Blocks. Raises RunnerError and ConfigError."""
+        rollout = grant.rollout
+        cwd = workspace.make(self._agent.workspace, folder, self._root, self._repository)
+        folder.task_file.write_text(json.dumps(rollout.input), encoding="ascii")
+        shown = tuple((source, folder.home / name) for name, source in self._home_files.items())
+        for source, target in shown:
+            (workspace.copy_home_file if self._isolation.wrap is None else workspace.place_for)(source, target)
+        place = TaskPlace(rollout.input, str(_task_id(grant)), str(folder.task_file))
+        argv = [render(word, place, "agent.command") for word in self._words]
+        argv[0] = self._program(argv[0], cwd)
+        env_map = rollout.config.local.env_map if rollout.config.local else {}
+        env = {
+            **self._passed,
+            **environment.private(folder.home, folder.tmp),
+            **environment.configured(self._agent.env, place),
+            **environment.mapped(env_map, place),
+            **environment.gateway_variables(self._gateway_url, grant),
+            TREE_VARIABLE: f"{self._state_dir}:{rollout.rollout_id}/{grant.attempt_id}",
+        }
+        sandboxed = self._isolation.wrap is not None
+        if self._isolation.wrap is not None:
+            argv = self._isolation.wrap(argv, self._view(folder, shown, cwd), folder.root)
+        return Command(argv, env, cwd, folder.root, self._agent.output_limit_kb * 1024, sandboxed)
+
+    def _view(self, folder: AttemptFolder, shown: tuple[tuple[Path, Path], ...], cwd: Path) -> View:
+        read_only: tuple[Path, ...] = (self._root,)
+        opened: tuple[Path, ...] = ()
+        if self._repository is not None:
+            if not self._repository.git_dir.is_relative_to(self._root):
+                read_only += (self._repository.git_dir,)
+            if self._agent.workspace == "worktree":
+                opened = self._repository.worktree_dirs(folder.workspace)
+        return View(self._state_dir, (folder.workspace, folder.home, folder.tmp), read_only, opened, shown, cwd)
+
+    def _program(self, name: str, cwd: Path) -> str:
+        """The program's path: by the user's PATH, or relative to the workspace or else to the project."""
+        if os.sep not in name:
+            places = [shutil.which(name, path=self._passed["PATH"])]
+        else:
+            places = [str(folder / name) for folder in (cwd, self._root)]
+        for place in places:
+            if place is not None and os.path.isfile(place) and os.access(place, os.X_OK):
+                return place
+        where = "on your PATH (agl's own virtual environment is not part of it)" if os.sep not in name else "there"
+        raise ConfigError(f"agent.command: no program `{name}` is {where}.", "Install it, or give its absolute path.")
+
+
+def _task_id(grant: Grant) -> Any:
+    return (grant.rollout.metadata.model_extra or {}).get("task_id", grant.rollout.rollout_id)
+
+
+def _home_files(names: list[str], home: Path) -> dict[str, Path]:
+    found = {}
+    for name in names:
+        if Path(name).is_absolute() or ".." in Path(name).parts or not (home / name).exists():
+            raise ConfigError(
+                f"agent.home_files: {name} is no file or folder of {home}.", "Name it relative to your home."
+            )
+        found[name] = (home / name).resolve()
+    return found
+
+
+async def _is_first(one: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> bool:
+    """Whether `one` is done when the first of both is; the rest is cancelled."""
+    tasks = [asyncio.ensure_future(one), asyncio.ensure_future(other)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    for task in done:
+        task.result()
+    return tasks[0] in done
+
+
+def _judge(ended: Ended, *, sandboxed: bool, timed_out: bool) -> AgentExit:
+    """Raises RunnerError when a sandbox ended without a word of its agent."""
+    code = os.waitstatus_to_exitcode(ended.status)
+    if sandboxed:
+        reported = exit_code(ended.report)
+        if reported is None and not timed_out:
+            said = ended.stderr.text[-TAIL:].strip() or f"status {ended.status}"
+            raise RunnerError(f"The agent's sandbox failed: {said}.", "Try agent.isolation: off, and see `agl doctor`.")
+        code = -signal.SIGKILL if reported is None else reported
+        if SIGNAL_BASE < code <= SIGNAL_BASE + signal.NSIG:
+            code = SIGNAL_BASE - code
+    return AgentExit(
+        code=code if code >= 0 else None,
+        signal=-code if code < 0 else None,
+        timed_out=timed_out,
+        duration_s=ended.duration_s,
+        cpu_s=ended.cpu_s,
+        max_rss_mb=ended.max_rss_mb,
+    )
+
+
+__all__ = ["ROLLOUTS", "ProcessRunner"]
