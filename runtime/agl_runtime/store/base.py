@@ -125,7 +125,10 @@ class Store(Protocol):
         """Late calls of a sealed attempt are refused; sealing twice is no error."""
         ...
 
-    async def is_sealed(self, rollout_id: str, attempt_id: str) -> bool: ...
+    async def is_sealed(self, rollout_id: str, attempt_id: str) -> bool:
+        """True for any attempt of a rollout that has ended. Raises NotFoundError."""
+        ...
+
     async def attempts(self, rollout_id: str) -> list[str]:
         """In order of their beginning: those begun by a claim and those that only have events or calls."""
         ...
@@ -135,23 +138,29 @@ class Store(Protocol):
         self, rollout_id: str, attempt_id: str, event_type: str, data: dict[str, Any], event_id: str | None = None
     ) -> Event:
         """Raises NotFoundError. Events of a sealed attempt are kept (a reward comes after sealing). The same
-        `event_id` again returns the first event."""
+        `event_id` again, in the same attempt, returns the first event."""
         ...
 
     async def events(self, rollout_id: str, attempt_id: str | None = None) -> list[Event]:
         """Of one attempt (the last by default), oldest first, model calls not included."""
         ...
 
-    # calls
+    # calls. A CallInfo says what holds now: a call committed as trainable reads as untrainable (`undelivered`,
+    # `superseded`) until it is delivered or a call committed later continues it.
     async def begin_call(self, intent: Intent) -> CallInfo:
-        """Durable before the call is sent on. Raises ConflictError when the attempt is sealed."""
+        """Durable before the call is sent on. Raises NotFoundError, ConflictError when the attempt is sealed or the
+        id is taken, StoreError when the request is no plain JSON."""
         ...
 
     async def commit_call(self, commit: Commit) -> CallInfo:
-        """Durable before the answer's last byte. Raises ConflictError when the attempt was sealed meanwhile."""
+        """Durable before the answer's last byte. `response` is kept whole, so it should not repeat the prompt's ids.
+        Raises NotFoundError, ConflictError when the attempt was sealed meanwhile or the call is committed already."""
         ...
 
-    async def mark_delivered(self, call_id: str) -> None: ...
+    async def mark_delivered(self, call_id: str) -> None:
+        """The answer's last byte went out. A call that is gone, or not committed, is no error."""
+        ...
+
     async def find_retry(self, rollout_id: str, attempt_id: str, retry_key: str) -> StoredCall | None:
         """The newest call of this attempt that carries `retry_key`, committed or not."""
         ...

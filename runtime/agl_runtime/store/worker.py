@@ -94,7 +94,7 @@ class Worker:
         try:
             result = job.work(self._db)
         except Exception as error:  # whatever it is, it belongs to the caller who waits for this job
-            if not self._db.in_transaction:
+            if isinstance(error, sqlite3.Error) and not self._db.in_transaction:
                 raise
             self._db.execute("ROLLBACK TO job")
             failure = database.explain(error, self._path) if isinstance(error, sqlite3.Error) else error

@@ -6,6 +6,7 @@ import asyncio
 import random
 import sqlite3
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agl_runtime.calls import unpack
+from agl_runtime.errors import StoreError
 from agl_runtime.schemas import RolloutCreate
-from agl_runtime.store.open_attempts import OpenAttempts
+from agl_runtime.store import codec, database
+from agl_runtime.store.open_attempts import MOST_OUTLINES, OpenAttempt, OpenAttempts
 from agl_runtime.store.sqlite import SqliteStore, open_store
 from fakes.recorded import commit, intent, record
 
@@ -71,7 +74,7 @@ async def test_deleting_a_rollout_leaves_nothing_of_it(tmp_path: Path) -> None:
 branches = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60), st.integers(0, 4)), min_size=1, max_size=14)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(branches, st.sets(st.integers(0, 13)), st.sampled_from([0, 10**9]))
 def test_any_forest_of_calls_comes_back_whole(
     turns: list[tuple[int, int, int]], restarts: set[int], budget_bytes: int
@@ -91,8 +94,9 @@ def test_any_forest_of_calls_comes_back_whole(
             whole = [*prompt, *sampled]
             now = ([*whole[: cut or None], turn], [100 + turn] * count)
             told.append(now)
-            await record(store, f"r{turn}", *now, messages=now[0])
-            await record(store, f"s{turn}", *now, rollout_id="s")
+            await asyncio.gather(
+                *(record(store, f"{name}{turn}", *now, messages=now[0], rollout_id=name) for name in "rs")
+            )
         _, packed, _ = await store.packed_calls("r")
         got = [(call.prompt_ids.tolist(), call.sampled_ids.tolist()) for call in unpack(packed)]
         requests = [call.request["messages"] for call in await store.calls("r")]
@@ -140,6 +144,46 @@ async def test_only_branch_ends_are_remembered_and_only_within_the_budget(tmp_pa
         opened.get(db, number)
     assert (opened.get(db, numbers[0]) is first) == bool(budget_bytes)
     db.close()
+
+
+def test_of_requests_that_share_nothing_the_newest_are_remembered() -> None:
+    attempt = OpenAttempt()
+    for number in range(MOST_OUTLINES + 5):
+        attempt.add_outline(str(number), codec.encode({"messages": [number]}, {}).outline)
+    assert list(attempt.outlines) == [str(number) for number in range(5, MOST_OUTLINES + 5)]
+
+
+async def test_what_a_failed_commit_left_in_memory_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections: list[sqlite3.Connection] = []
+
+    def open_writer(
+        path: Path, real: Callable[[Path], sqlite3.Connection] = database.open_writer
+    ) -> sqlite3.Connection:
+        connections.append(real(path))
+        return connections[-1]
+
+    def refuse_to_commit(action: int, verb: str | None, *_: str | None) -> int:
+        is_commit = action == sqlite3.SQLITE_TRANSACTION and verb == "COMMIT"
+        return sqlite3.SQLITE_DENY if is_commit else sqlite3.SQLITE_OK
+
+    monkeypatch.setattr(database, "open_writer", open_writer)
+    store = open_store(tmp_path / "s.sqlite3")
+    await store.add_rollouts([RolloutCreate(rollout_id="r", input={})])
+    await record(store, "a", range(50), (50,))
+    await store.begin_call(intent("b"))
+    connections[0].set_authorizer(refuse_to_commit)
+    with pytest.raises(StoreError, match="not authorized"):
+        await store.commit_call(commit("b", range(60), (60,)))
+    connections[0].set_authorizer(None)
+    assert (await store.packed_calls("r"))[2] == ["b"]
+    await store.commit_call(commit("b", range(60), (60,)))
+    await record(store, "c", range(70), (70,))
+    _, packed, _ = await store.packed_calls("r")
+    await store.close()
+    assert [(item.prompt.base_id, item.prompt.keep) for item in packed] == [(None, 0), ("a", 51), ("b", 61)]
+    assert [call.prompt_ids.tolist() for call in unpack(packed)] == [list(range(n)) for n in (50, 60, 70)]
 
 
 async def test_concurrent_tasks_each_record_their_own_attempt(tmp_path: Path) -> None:

@@ -85,6 +85,23 @@ async def test_jobs_that_wait_together_share_a_commit(bench: Bench) -> None:
     assert bench.rows() == list(range(50))
 
 
+async def test_a_result_is_given_out_only_after_the_commit(bench: Bench) -> None:
+    committing, go_on = threading.Event(), threading.Event()
+
+    def hold_the_commit(statement: str) -> None:
+        if statement == "COMMIT":
+            committing.set()
+            go_on.wait(30)
+
+    bench.db.set_trace_callback(hold_the_commit)
+    job = asyncio.ensure_future(bench.worker.run(put(1)))
+    assert await asyncio.to_thread(committing.wait, 30)
+    await asyncio.sleep(0)  # one step of the loop: a result given out by now would have arrived
+    assert not job.done()
+    go_on.set()
+    assert await job == 1
+
+
 async def test_a_job_that_fails_takes_nothing_of_its_neighbours_back(bench: Bench) -> None:
     refused, broken = ConflictError("no"), RuntimeError("a fault of the code")
     outcomes = await bench.together(put(1), put_then_fail(refused), put(2), put_then_fail(broken), put(3))
