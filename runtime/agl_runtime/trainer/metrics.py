@@ -56,11 +56,14 @@ class MetricsLog:
         self._origin = time.monotonic()
         self.lines: list[Line] = []
 
-    def rewind(self, step: int) -> None:
-        """Keep the lines of this run up to `step`; those of an earlier run go."""
-        self.lines = [line for line in _read(self._file) if _belongs(line, self._run_id, step)]
-        replace_file(self._file, "".join(json.dumps(line) + "\n" for line in self.lines))
-        self._origin = time.monotonic() - max((line["elapsed_s"] for line in self.lines), default=0.0)
+    def rewind(self, step: int, line: Mapping[str, Any] | None = None) -> None:
+        """Keep the lines of this run up to `step`; those of an earlier run go. `line` is that of `step` itself, which
+        is put back where it is missing."""
+        self.lines = [kept for kept in _read(self._file) if _belongs(kept, self._run_id, step)]
+        replace_file(self._file, "".join(json.dumps(kept) + "\n" for kept in self.lines))
+        self._origin = time.monotonic() - max((kept["elapsed_s"] for kept in self.lines), default=0.0)
+        if line and not any((kept["kind"], kept["step"]) == ("step", step) for kept in self.lines):
+            self.append(line)
 
     def append(self, line: Mapping[str, Any]) -> None:
         whole = {**line, "run_id": self._run_id, "elapsed_s": round(self.elapsed_s(), 3)}

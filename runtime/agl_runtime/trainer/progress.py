@@ -57,11 +57,11 @@ class Progress:
 
     async def report(self, client: GatewayClient, gateway_began_anew: Callable[[], Awaitable[None]]) -> NoReturn:
         """For ever. A gateway that knows this trainer no more has begun anew since the last report."""
-        await client.report(self.status())
         while True:
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), REPORT_EVERY_S)
             if not any(part.part == "trainer" and part.pid == os.getpid() for part in await client.parts()):
                 await gateway_began_anew()
             await client.report(self.status())
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_EVERY_S):  # Python 3.11's wait_for can swallow a cancellation
+                    await self._changed.wait()

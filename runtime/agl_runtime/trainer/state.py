@@ -53,7 +53,7 @@ class RunFile:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A whole checkpoint; `record` is what the store is told of it."""
+    """A whole checkpoint. `record` is what the store is told of it, `line` the metrics of the step that it ended."""
 
     folder: Path
     run_id: str
@@ -63,6 +63,7 @@ class Checkpoint:
     next_group: int
     open: tuple[Group, ...]
     record: CheckpointRecord
+    line: dict[str, Any]
 
     def schedule_state(self, validated: int) -> State:
         return resumed(self.step, self.version, self.next_group, self.open, validated)
@@ -144,9 +145,11 @@ def close_run(state_dir: Path, run: Run, ended: str, steps: int) -> None:
     write_run_file(state_dir, replace(read_run_file(state_dir), run=replace(run, ended=ended, steps=steps)))
 
 
-def checkpoint_state(run_id: str, run_epoch: int, state: State, consumed: Sequence[str]) -> dict[str, Any]:
+def checkpoint_state(
+    run_id: str, run_epoch: int, state: State, consumed: Sequence[str], line: Mapping[str, Any]
+) -> dict[str, Any]:
     """The content of `state.json`, which `checkpoints` reads. `consumed` are the rollouts trained since the checkpoint
-    before it."""
+    before it, `line` the metrics of the last step, which a crash may keep from their own file."""
     return {
         "run_id": run_id,
         "run_epoch": run_epoch,
@@ -156,6 +159,7 @@ def checkpoint_state(run_id: str, run_epoch: int, state: State, consumed: Sequen
         "next_group": state.next_group,
         "open": [[group.number, str(group.version)] for group in state.open],
         "consumed": list(consumed),
+        "line": dict(line),
     }
 
 
@@ -175,7 +179,7 @@ def checkpoint_folder(state_dir: Path, version: PolicyVersion) -> Path:
 
 def checkpoints(state_dir: Path) -> list[Checkpoint]:
     """Every whole checkpoint, oldest first: a later run epoch goes on from what earlier ones made."""
-    found = (_read_checkpoint(file) for file in (state_dir / CHECKPOINTS).glob(f"*.*/{STATE_FILE}"))
+    found = (_read_checkpoint(file) for file in (state_dir / CHECKPOINTS).glob(f"[0-9]*.*/{STATE_FILE}"))
     return sorted((item for item in found if item is not None), key=lambda item: item.version)
 
 
@@ -206,6 +210,7 @@ def _read_checkpoint(file: Path) -> Checkpoint | None:
             next_group=raw["next_group"],
             open=tuple(Group(number, PolicyVersion.parse(version)) for number, version in raw["open"]),
             record=record_of(file.parent, raw),
+            line=raw["line"],
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("%s is no whole checkpoint (%s) and is left alone", file.parent, type(error).__name__)

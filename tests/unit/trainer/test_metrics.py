@@ -73,6 +73,15 @@ def test_a_resumed_run_takes_back_the_lines_past_its_checkpoint_and_of_other_run
     assert again.validated() == 2
 
 
+def test_the_line_of_a_checkpoint_that_a_crash_kept_from_the_file_is_put_back() -> None:
+    first = MetricsLog(FILE, "r1")
+    first.append(step(1))
+    again = MetricsLog(FILE, "r1")
+    again.rewind(2, step(2))
+    again.rewind(2, step(2))
+    assert [json.loads(text)["step"] for text in FILE.read_text().splitlines()] == [1, 2]
+
+
 def test_the_seconds_of_a_run_go_on_where_its_last_line_left_them() -> None:
     FILE.write_text(json.dumps({"kind": "step", "step": 1, "run_id": "r1", "elapsed_s": 1000.0}) + "\n")
     log = MetricsLog(FILE, "r1")

@@ -24,7 +24,7 @@ def save(version: str, run_id: str = "r1", step: int = 1, consumed: tuple[str, .
     at = State(step=step, version=parsed, next_group=step * 2, open=(Group(7, PolicyVersion(1, 1)),))
     folder = state.checkpoint_folder(HERE, parsed)
     folder.mkdir(parents=True)
-    content = state.checkpoint_state(run_id, parsed.epoch, at, consumed)
+    content = state.checkpoint_state(run_id, parsed.epoch, at, consumed, {"step": step})
     (folder / "state.json").write_text(json.dumps(content))
     return folder
 
@@ -99,6 +99,7 @@ def test_a_folder_that_is_no_whole_checkpoint_is_passed_over() -> None:
     save("1.1")
     (save("1.2") / "state.json").write_text("{")
     save("1.3").rename(HERE / "checkpoints" / "1.3.new")
+    save("1.5").rename(HERE / "checkpoints" / ".1.5.partial")
     (HERE / "checkpoints" / "1.4").mkdir()
     assert [item.folder.name for item in state.checkpoints(HERE)] == ["1.1"]
 

@@ -1,0 +1,89 @@
+"""A project to train in, and a trainer that can be killed at any moment."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agl_runtime.config import Project, load_project
+from agl_runtime.part import Part
+from agl_runtime.trainer.modes import Outside, train
+from fakes.backend import FakeBackend
+from fakes.gateway import FakeGateway
+
+SETTINGS = {
+    "reward.function": "reward.py:score",
+    "data.train": "train.jsonl",
+    "data.val": "val.jsonl",
+    "data.shuffle": "false",
+    "model.path": "base",
+    "train.steps": "3",
+    "train.groups_per_step": "2",
+    "train.group_size": "2",
+}
+
+
+def make_project(root: Path, settings: Mapping[str, str] | None = None, train: int = 4, val: int = 2) -> Project:
+    """`settings` by path; a value of "null" takes one of SETTINGS back."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "base").mkdir(exist_ok=True)
+    (root / "base" / "config.json").write_text("{}")
+    for name, count in (("train", train), ("val", val)):
+        rows = [json.dumps({"id": f"{name}-{n}", "q": n}) for n in range(count)]
+        (root / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    (root / "agl.yaml").write_text("agent: {command: agent}\n")
+    project = load_project(root, overrides=SETTINGS | dict(settings or {}), environ={})
+    project.state_dir.mkdir(exist_ok=True)
+    return project
+
+
+def make_part(project: Project) -> Part:
+    return Part(project, argparse.Namespace(), "agl-admin-test")
+
+
+class Killed(Exception):
+    """The trainer was killed here."""
+
+
+@dataclass
+class KillAt:
+    """Raises Killed at the n-th of a trainer's dealings with the world, and at all that a dead one would still do."""
+
+    moment: int | None = None
+    count: int = 0
+    names: list[str] = field(default_factory=list)
+
+    def __call__(self, name: str) -> None:
+        self.count += 1
+        self.names.append(name)
+        if self.moment is not None and self.count >= self.moment:
+            raise Killed(name)
+
+
+async def run_trainer(
+    project: Project, gateway: FakeGateway, kill: KillAt | None = None, stop: asyncio.Event | None = None
+) -> FakeBackend:
+    """One trainer process from its start to its end."""
+    before = kill or KillAt()
+    backend = FakeBackend(before=before)
+    gateway.before = before
+
+    async def connect(part: Part) -> Any:
+        return gateway
+
+    outside = Outside(make_backend=lambda config, policy: backend, connect=connect)
+    await train(make_part(project), stop or asyncio.Event(), outside)
+    return backend
+
+
+def read_lines(project: Project) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (project.state_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_summary(project: Project) -> dict[str, Any]:
+    return dict(json.loads((project.state_dir / "summary.json").read_text()))
