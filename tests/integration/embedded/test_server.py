@@ -16,7 +16,8 @@ import torch
 
 from agl_runtime.schemas import PolicyVersion
 from agl_runtime.trainer.backends.embedded.codec import Codec
-from agl_runtime.trainer.backends.embedded.engine import Engine, Generation
+from agl_runtime.trainer.backends.embedded.engine import Engine
+from agl_runtime.trainer.backends.embedded.generation import Generation
 from agl_runtime.trainer.backends.embedded.policy import Policy, load_policy
 from agl_runtime.trainer.backends.embedded.requests import Limits
 from agl_runtime.trainer.backends.embedded.server import ServerThread, create_app

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agl_runtime.trainer.backends.embedded.codec import Codec
-from agl_runtime.trainer.backends.embedded.engine import Generation, Signal
+from agl_runtime.trainer.backends.embedded.generation import Generation, Signal
 from agl_runtime.trainer.backends.embedded.requests import Order
 from agl_runtime.trainer.backends.embedded.text import StopFilter
 from agl_runtime.trainer.backends.embedded.tools import Piece, ToolCall, ToolReader

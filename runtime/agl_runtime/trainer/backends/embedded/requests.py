@@ -42,15 +42,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _LEAST_TEMPERATURE = 0.01
 _MOST_CHOICES = 128
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-
-
 _Stop = Annotated[str, Field(min_length=1)]
-
-
-class _StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    include_usage: bool = False
 
 
 class _Body(BaseModel):
@@ -65,7 +57,7 @@ class _Body(BaseModel):
     stop: _Stop | list[_Stop] = Field(default_factory=list)
     seed: int | None = None
     stream: bool = False
-    stream_options: _StreamOptions = _StreamOptions()
+    stream_options: dict[str, Any] = Field(default_factory=dict)
     return_token_ids: bool = False
 
 
@@ -188,7 +180,7 @@ def _order(
         stops=(parsed.stop,) if isinstance(parsed.stop, str) else tuple(parsed.stop),
         closers=closers,
         stream=parsed.stream,
-        usage_chunk=parsed.stream_options.include_usage,
+        usage_chunk=bool(parsed.stream_options.get("include_usage")),
         logprobs=logprobs,
         token_ids=parsed.return_token_ids,
         tools=tools,

@@ -22,7 +22,8 @@ from agl_runtime.errors import TrainerError
 from agl_runtime.trainer.backends.embedded.answers import AnswerWriter, ChatWriter, CompletionWriter, Json
 from agl_runtime.trainer.backends.embedded.choices import Choice
 from agl_runtime.trainer.backends.embedded.codec import Codec
-from agl_runtime.trainer.backends.embedded.engine import Engine, Signal, set_signals
+from agl_runtime.trainer.backends.embedded.engine import Engine, set_signals
+from agl_runtime.trainer.backends.embedded.generation import Signal
 from agl_runtime.trainer.backends.embedded.refusal import RequestRefused
 from agl_runtime.trainer.backends.embedded.requests import Limits, Order, read_chat, read_completion
 
@@ -47,14 +48,8 @@ def create_app(engine: Engine, codec: Codec, limits: Limits) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        entry = {
-            "id": limits.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "agl",
-            "max_model_len": limits.context,
-        }
-        return _json({"object": "list", "data": [entry]})
+        served = {"id": limits.model, "object": "model", "created": 0, "owned_by": "agl"}
+        return _json({"object": "list", "data": [{**served, "max_model_len": limits.context}]})
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:

@@ -60,7 +60,14 @@ class Updater:
     def run(self, rollouts: Sequence[ScoredRollout], totals: BatchTotals, updates: int) -> Updated:
         """Change the weights, which are those after `updates` updates. Raises TrainerError for a gradient that is not
         finite; weights are then as they were before that optimizer step."""
-        minis = self._cut(rollouts, totals)
+        try:
+            return self._run(self._cut(rollouts, totals), updates)
+        except torch.OutOfMemoryError as error:
+            raise TrainerError("The GPU's memory is too small for an update.", "Lower train.token_budget.") from error
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _run(self, minis: list[list[_Micro]], updates: int) -> Updated:
         sums: defaultdict[str, float] = defaultdict(float)
         norms: list[float] = []
         for epoch in range(self._config.epochs):

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from agl_runtime.schemas import PolicyVersion
-from agl_runtime.trainer.backends.embedded.engine import Engine, Generation
+from agl_runtime.trainer.backends.embedded.engine import Engine
+from agl_runtime.trainer.backends.embedded.generation import Generation
 from agl_runtime.trainer.backends.embedded.policy import Policy
 from agl_runtime.trainer.backends.embedded.sampling import SamplingParams
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -188,3 +188,16 @@ def test_a_gradient_that_is_not_finite_is_an_error_and_leaves_the_weights(fresh_
     with pytest.raises(TrainerError, match="gradient of an update is not finite"):
         update(policy, [replace(rollouts[0], advantage=math.inf), *rollouts[1:]], config())
     assert torch.equal(weights(policy), before)
+
+
+@dataclass(frozen=True)
+class Cramped(Policy):
+    def logits(self, *_: Any, **__: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_gpu_that_is_too_small_is_told_with_the_remedy(fresh_policy: Load) -> None:
+    policy = fresh_policy()
+    with pytest.raises(TrainerError) as caught:
+        update(Cramped(**vars(policy)), scored_rollouts(policy.model), config())
+    assert caught.value.fix == "Lower train.token_budget."
