@@ -14,6 +14,7 @@ from agl_cli import diagnostics
 from agl_runtime.schemas import PartStatus
 
 BARS = "▁▂▃▄▅▆▇█"
+BAR_WIDTH = 40
 Row = Mapping[str, Any]
 
 
@@ -39,7 +40,7 @@ def row_line(row: Row, steps: int | None = None) -> str | None:
             f"{row['rollouts']} rollouts{failed}",
             f"{tokens_per_s(row):.0f} tokens/s",
             f"{_number(row['agent_cpu_s'], '.2f')} CPU s and {_number(row['agent_rss_mb'], '.0f')} MB an agent",
-            f"update {_number(row['update_s'], '.1f')} s",
+            f"update {_number(row['update_s'], '.2f')} s",
         )
     )
 
@@ -85,6 +86,11 @@ def curve(rewards: Sequence[float], width: int = 60) -> str:
     low, high = min(shown, default=0.0), max(shown, default=0.0)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((reward - low) * scale)] for reward in shown)
+
+
+def bar(value: float) -> str:
+    """A reward between 0 and 1 as a bar."""
+    return "█" * round(min(max(value, 0.0), 1.0) * BAR_WIDTH)
 
 
 class Display(Protocol):
@@ -134,7 +140,7 @@ class LiveDisplay:
 
         self._steps = steps
         self._rewards: list[float] = []
-        self._live = Live(console=Console(stderr=True, highlight=False), refresh_per_second=4, transient=True)
+        self._live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -153,7 +159,7 @@ class LiveDisplay:
         from rich.text import Text
 
         bars = f"\n{curve(self._rewards)}  reward by step" if len(self._rewards) > 1 else ""
-        self._live.update(Text(state_line(parts) + bars))
+        self._live.update(Text(state_line(parts) + bars), refresh=True)
 
     def say(self, text: str) -> None:
         self._live.console.print(text, markup=False)
