@@ -174,7 +174,11 @@ class FakeModelServer:
         if answer.fault in ("garbage", "list", "empty"):
             text = {"garbage": "<html>busy</html>", "list": "[1]", "empty": "{}"}[answer.fault]
             return web.Response(text=text, content_type="application/json")
-        whole = _whole(kind, body, answer, self.model)
+        try:
+            whole = whole_answer(kind, body, answer, self.model)
+        except (AttributeError, TypeError, ValueError) as error:
+            refusal = {"error": {"message": f"The body cannot be read: {error}.", "type": "BadRequestError"}}
+            return web.json_response(refusal, status=400)
         if body.get("stream"):
             return await self._stream(request, kind, body, answer, whole)
         return web.Response(text=json.dumps(whole), content_type="application/json")
@@ -184,7 +188,7 @@ class FakeModelServer:
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        chunks = list(_chat_chunks(whole) if kind == "chat/completions" else _text_chunks(whole))
+        chunks = list(chat_chunks(whole) if kind == "chat/completions" else text_chunks(whole))
         if (body.get("stream_options") or {}).get("include_usage"):
             chunks.append({**_head(whole), "choices": [], "usage": whole["usage"]})
         for number, chunk in enumerate(chunks):
@@ -203,7 +207,7 @@ def _close(request: web.Request, response: web.StreamResponse) -> web.StreamResp
     return response
 
 
-def _whole(kind: str, body: Raw, answer: Answer, model: str) -> Raw:
+def whole_answer(kind: str, body: Raw, answer: Answer, model: str) -> Raw:
     chat = kind == "chat/completions"
     prompt = encode(render(body.get("messages") or []) if chat else str(body.get("prompt")))
     spoken = {"role": "assistant", "content": answer.text, "tool_calls": list(answer.tool_calls)}
@@ -267,7 +271,7 @@ def _head(whole: Raw) -> Raw:
     }
 
 
-def _chat_chunks(whole: Raw) -> Iterator[Raw]:
+def chat_chunks(whole: Raw) -> Iterator[Raw]:
     """Role and prompt ids first, then every piece of text with its ids, then a delta of {} that carries the last id."""
     first = {**_head(whole), "choices": [_delta(0, {"role": "assistant", "content": ""})]}
     if "prompt_token_ids" in whole:
@@ -315,7 +319,7 @@ def _split(count: int, parts: int) -> list[int]:
     return [rest * i // (parts - 1) for i in range(parts)] + [count]
 
 
-def _text_chunks(whole: Raw) -> Iterator[Raw]:
+def text_chunks(whole: Raw) -> Iterator[Raw]:
     for choice in whole["choices"]:
         ids, text = choice.get("token_ids"), choice["text"]
         values = (choice["logprobs"] or {}).get("token_logprobs") or []
@@ -341,6 +345,3 @@ def _text_chunks(whole: Raw) -> Iterator[Raw]:
                 out["finish_reason"] = choice["finish_reason"]
                 out |= {"weight_versions": choice["weight_versions"]} if "weight_versions" in choice else {}
             yield {**_head(whole), "choices": [out]}
-
-
-__all__ = ["MODEL", "Answer", "FakeModelServer", "Request", "encode", "render", "tool_call"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -51,7 +52,7 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            what = f"The gateway cannot listen on port {port} of {host}: {error.strerror}."
+            what = f"The gateway cannot listen on port {port} of {host}: {os.strerror(error.errno)}."
             raise PreconditionError(what, "Set gateway.port to a free port, or to 0 for any.") from error
         what = f"The gateway cannot listen on {host}: {error.strerror}."
         raise ConfigError(what, "Set gateway.host to an address of this machine.") from error
@@ -73,7 +74,7 @@ def url_of(host: str, listener: socket.socket) -> str:
     return f"http://{named}:{listener.getsockname()[1]}"
 
 
-class _Server(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """Leaves signals to the part."""
 
     @contextmanager
@@ -111,7 +112,7 @@ def _config(app: FastAPI) -> uvicorn.Config:
 
 async def _serve(config: uvicorn.Config, listener: socket.socket, gateway: Gateway, stop: asyncio.Event) -> None:
     """Until `stop`, or until the server ends by itself. What waits is let go first, what runs gets STOP_GRACE_S."""
-    server = _Server(config)
+    server = QuietServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from agl_runtime.calls import Call, unpack
+from agl_runtime.gateway.capture import read_logprobs
 from agl_runtime.gateway.internal import Json
 from agl_runtime.schemas import Event
 from agl_runtime.store.base import StoredCall
@@ -95,14 +98,14 @@ def _trimmed(event: Event) -> Event:
         return event.model_copy(update={"data": kept})
     if event.event_type != MODEL_REQUEST:
         return event
-    response = data.get("response")
-    response = response if isinstance(response, dict) else {}
-    choice = (response.get("choices") or [{}])[0]
-    server = data.get("server") or {}
+    response, server = _mapping(data.get("response")), _mapping(data.get("server"))
+    choices = response.get("choices")
+    choice = _mapping(choices[0]) if isinstance(choices, list) and choices else {}
+    logprobs = read_logprobs(choice.get("logprobs"))
     trimmed: Json = {
-        "prompt_token_ids": response.get("prompt_token_ids") or [],
+        "prompt_token_ids": response.get("prompt_token_ids") or choice.get("prompt_token_ids") or [],
         "response_token_ids": choice.get("token_ids") or [],
-        "response_log_probs": _logprobs(choice.get("logprobs")),
+        "response_log_probs": logprobs.tolist() if logprobs is not None and np.isfinite(logprobs).all() else None,
         "server": {"model": server.get("model"), "version": server.get("version")},
     }
     trimmed |= {key: data[key] for key in ("http_status", "status") if key in data}
@@ -111,8 +114,5 @@ def _trimmed(event: Event) -> Event:
     return event.model_copy(update={"data": trimmed})
 
 
-def _logprobs(value: Any) -> list[float] | None:
-    if not isinstance(value, dict):
-        return None
-    content = value.get("content")
-    return [item["logprob"] for item in content] if isinstance(content, list) else value.get("token_logprobs")
+def _mapping(value: Any) -> Json:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,211 @@
+"""Harnesses that leave, and that send again: what is sampled, what is replayed, what is on record when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import openai
+
+from agl_runtime.store.base import StoredCall
+from fakes.model_server import Answer, FakeModelServer, tool_call
+from fakes.running_gateway import RunningGateway
+
+USER: Any = {"role": "user", "content": "x"}
+BODY = {"model": "m", "messages": [USER]}
+RETRY = {"x-stainless-retry-count": "1"}
+
+
+def url(gateway: RunningGateway) -> str:
+    return f"{gateway.base()}/chat/completions"
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for what the gateway does in its own time, such as noticing that a client has gone."""
+    async with asyncio.timeout(20):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+async def seen(model: FakeModelServer, count: int) -> None:
+    await asyncio.to_thread(model.wait_for, lambda server: len(server.requests) == count)
+
+
+async def settled(gateway: RunningGateway) -> list[StoredCall]:
+    async def is_settled() -> bool:
+        calls = await gateway.store.calls("r1")
+        return bool(calls) and all(call.info.committed for call in calls)
+
+    await until(is_settled)
+    return await gateway.store.calls("r1")
+
+
+async def test_a_harness_that_leaves_cancels_the_generation_and_leaves_a_cut_call(
+    gateway: RunningGateway, model: FakeModelServer
+) -> None:
+    model.script = [Answer(gated=True)]
+    task = asyncio.create_task(gateway.http.post(url(gateway), json=BODY))
+    await seen(model, 1)
+    task.cancel()
+    await asyncio.to_thread(model.wait_for, lambda server: server.cancelled == 1)
+    (call,) = await settled(gateway)
+    assert (call.info.reason, call.info.delivered, call.info.http_status) == ("cut", False, 499)
+    assert (await gateway.http.get("/proxy/state")).json()["inflight"] == 0
+
+
+async def test_a_harness_that_leaves_a_stream_leaves_what_had_come(
+    gateway: RunningGateway, model: FakeModelServer, client: openai.AsyncOpenAI
+) -> None:
+    model.script = [Answer("some words", gated_end=True)]
+    stream = await client.chat.completions.create(model="m", messages=[USER], stream=True)
+    text = ""
+    async for chunk in stream:
+        text += chunk.choices[0].delta.content or ""
+        if text == "some words":
+            break
+    await stream.close()
+    (call,) = await settled(gateway)
+    assert call.info.reason == "cut"
+    assert call.response is not None
+    assert call.response["choices"][0]["message"]["content"] == "some words"
+
+
+async def test_content_is_passed_on_before_the_answer_ends_and_its_end_only_after_the_commit(
+    gateway: RunningGateway, model: FakeModelServer, client: openai.AsyncOpenAI
+) -> None:
+    model.script = [Answer("some words", gated_end=True)]
+    stream = await client.chat.completions.create(model="m", messages=[USER], stream=True)
+    text = ""
+    async for chunk in stream:
+        text += chunk.choices[0].delta.content or ""
+        if text == "some words" and not chunk.choices[0].finish_reason:
+            (call,) = await gateway.store.calls("r1")
+            assert not call.info.committed
+            model.release()
+        if chunk.choices[0].finish_reason:
+            (call,) = await gateway.store.calls("r1")
+            assert call.info.committed
+
+
+async def test_a_marked_retry_is_answered_from_the_record(gateway: RunningGateway, model: FakeModelServer) -> None:
+    model.script = lambda _: Answer(f"answer {len(model.requests)}")
+    for stream in (False, True):
+        body = {**BODY, "stream": stream}
+        first = await gateway.http.post(url(gateway), json=body)
+        again = await gateway.http.post(url(gateway), json=body, headers=RETRY)
+        number = 2 if stream else 1
+        assert f"answer {number}" in again.text
+        assert len(model.requests) == number
+        if not stream:
+            assert again.json() == first.json()
+
+
+async def test_a_marked_retry_joins_the_call_that_still_runs(gateway: RunningGateway, model: FakeModelServer) -> None:
+    model.script = [Answer("once", gated=True)]
+    first = asyncio.create_task(gateway.http.post(url(gateway), json=BODY))
+    await seen(model, 1)
+    second = asyncio.create_task(gateway.http.post(url(gateway), json=BODY, headers=RETRY))
+    (running,) = gateway.gateway.attempts.all_running()
+
+    async def both_read() -> bool:
+        return running.exchange.readers == 2  # type: ignore[attr-defined]
+
+    await until(both_read)
+    first.cancel()
+    model.release()
+    assert (await second).json()["choices"][0]["message"]["content"] == "once"
+    assert (len(model.requests), model.cancelled) == (1, 0)
+
+    async def is_delivered() -> bool:
+        (call,) = await gateway.store.calls("r1")
+        return call.info.delivered and call.info.trainable
+
+    await until(is_delivered)
+
+
+async def test_the_same_bytes_without_a_mark_are_a_new_call_and_both_count(
+    gateway: RunningGateway, model: FakeModelServer
+) -> None:
+    for _ in range(2):
+        await gateway.http.post(url(gateway), json=BODY)
+    assert len(model.requests) == 2
+    await gateway.http.post("/api/rollouts/r1/attempt/0/seal")  # which waits for the deliveries
+    assert [call.info.trainable for call in await gateway.store.calls("r1")] == [True, True]
+
+
+async def test_a_retry_of_what_failed_or_never_came_is_sampled(gateway: RunningGateway, model: FakeModelServer) -> None:
+    model.script = [Answer(status=500), Answer("fine")]
+    assert (await gateway.http.post(url(gateway), json=BODY)).status_code == 500
+    again = await gateway.http.post(url(gateway), json=BODY, headers=RETRY)
+    assert again.json()["choices"][0]["message"]["content"] == "fine"
+    other = {**BODY, "seed": 1}
+    assert (await gateway.http.post(url(gateway), json=other, headers=RETRY)).status_code == 200
+    assert len(model.requests) == 3
+
+
+async def test_the_clients_own_retry_after_a_time_out_does_not_sample_beside_the_first(
+    gateway: RunningGateway, model: FakeModelServer
+) -> None:
+    model.script = [Answer("late", gated=True), Answer("second")]
+    client = openai.AsyncOpenAI(base_url=gateway.base(), api_key=gateway.key(), max_retries=1, timeout=0.5)
+    async with client:
+        answer = await client.chat.completions.create(model="m", messages=[USER])
+    assert answer.choices[0].message.content == "second"
+    await asyncio.to_thread(model.wait_for, lambda server: server.cancelled == 1)
+    first, second = await settled(gateway)
+    assert (first.info.reason, second.info.trainable) == ("cut", True)
+
+
+async def test_sealing_puts_running_calls_on_record_and_refuses_later_ones(
+    gateway: RunningGateway, model: FakeModelServer
+) -> None:
+    model.script = [Answer(gated=True)]
+    running = asyncio.create_task(gateway.http.post(url(gateway), json=BODY))
+    await seen(model, 1)
+    assert (await gateway.http.post("/api/rollouts/r1/attempt/0/seal")).status_code == 204
+    assert (await running).status_code == 409
+    late = await gateway.http.post(url(gateway), json=BODY)
+    assert (late.status_code, late.headers["x-should-retry"]) == (409, "false")
+    assert late.json()["error"]["message"] == "Attempt 0 has ended; its late calls are refused."
+    _, packed, incomplete = await gateway.store.packed_calls("r1")
+    assert [call.info.reason for call in packed] == ["cut"]
+    assert incomplete == []
+    assert len(model.requests) == 1
+
+
+async def test_ending_or_deleting_a_rollout_ends_its_calls(gateway: RunningGateway, model: FakeModelServer) -> None:
+    model.script = [Answer(gated=True)]
+    await gateway.add("r2")
+    second = f"{gateway.base('r2')}/chat/completions"
+    tasks = [asyncio.create_task(gateway.http.post(target, json=BODY)) for target in (url(gateway), second)]
+    await seen(model, 2)
+    await gateway.http.patch("/api/rollouts/r1", json={"status": {"state": "failed"}})
+    await gateway.http.delete("/api/rollouts/r2")
+    assert [(await task).status_code for task in tasks] == [409, 409]
+    assert (await gateway.http.post(url(gateway), json=BODY)).status_code == 409
+    assert (await gateway.http.post(second, json=BODY)).status_code == 404
+
+
+async def test_a_stopping_gateway_leaves_a_running_call_visibly_incomplete(
+    gateway: RunningGateway, model: FakeModelServer
+) -> None:
+    model.script = [Answer(gated=True)]
+    task = asyncio.create_task(gateway.http.post(url(gateway), json=BODY))
+    await seen(model, 1)
+    gateway.gateway.stop()
+    task.cancel()
+    await asyncio.to_thread(model.wait_for, lambda server: server.cancelled == 1)
+    _, packed, incomplete = await gateway.store.packed_calls("r1")
+    assert (packed, len(incomplete)) == ([], 1)
+
+
+async def test_parents_are_known_again_after_a_restart(gateway: RunningGateway, model: FakeModelServer) -> None:
+    call = tool_call("f", {}, "c1")
+    model.script = [Answer("", tool_calls=[call]), Answer("end")]
+    await gateway.http.post(url(gateway), json=BODY)
+    await gateway.gateway.attempts.close("r1")  # forgets the attempt, as a restart does, without sealing it
+    messages = [USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c1"}]
+    await gateway.http.post(url(gateway), json={**BODY, "messages": messages})
+    first, second = await gateway.store.calls("r1")
+    assert second.info.parent_id == first.info.call_id

@@ -1,0 +1,234 @@
+"""Model servers that are dead, slow, wrong or talk nonsense: what the agent is told and what stands on record."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from fakes.model_server import Answer, FakeModelServer
+from fakes.running_gateway import RunningGateway, config, running_gateway
+
+USER: Any = {"role": "user", "content": "x"}
+BODY = {"model": "m", "messages": [USER]}
+OVERFLOW = {
+    "error": {"message": "This model's maximum context length is 8 tokens.", "type": "BadRequestError", "code": 400}
+}
+
+
+async def post(gateway: RunningGateway, **body: Any) -> httpx.Response:
+    return await gateway.http.post(f"{gateway.base()}/chat/completions", json={**BODY, **body})
+
+
+async def reasons(gateway: RunningGateway) -> list[str | None]:
+    return [call.info.reason for call in await gateway.store.calls("r1")]
+
+
+async def failures(gateway: RunningGateway) -> list[dict[str, Any]]:
+    return [event.data for event in await gateway.store.events("r1") if event.event_type == "upstream_failure"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (Answer(fault="drop"), 502),
+        (Answer(status=500), 500),
+        (Answer(status=503), 503),
+        (Answer(status=401), 502),
+        (Answer(status=404), 502),
+        (Answer(fault="garbage"), 502),
+        (Answer(fault="list"), 502),
+        (Answer(fault="empty"), 502),
+        (Answer("x", finish_reason="abort"), 502),
+    ],
+)
+async def test_a_broken_server_is_told_in_openais_shape_and_recorded(
+    gateway: RunningGateway, model: FakeModelServer, answer: Answer, status: int, stream: bool
+) -> None:
+    model.script = [answer]
+    response = await post(gateway, stream=stream)
+    if stream and answer.finish_reason == "abort":
+        assert response.status_code == 200
+        assert response.text.rsplit("data: ", 1)[1].startswith('{"error"')
+    else:
+        assert response.status_code == status
+        error = response.json()["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert error["type"] == "server_error"
+    (call,) = await gateway.store.calls("r1")
+    assert call.info.http_status == status
+    assert not call.info.trainable
+    assert call.info.reason in ("error", "cut")
+    (failure,) = await failures(gateway)
+    assert failure == {"call_id": call.info.call_id, "http_status": status, "message": failure["message"]}
+    assert failure["message"].startswith("The model server")
+
+
+async def test_a_dead_server_is_told_and_recorded(gateway: RunningGateway, model: FakeModelServer) -> None:
+    gateway.gateway.set_models(None)
+    gateway.register("http://127.0.0.1:9/v1")
+    response = await post(gateway)
+    assert response.status_code == 502
+    assert "http://127.0.0.1:9/v1 could not be reached" in response.json()["error"]["message"]
+    assert await reasons(gateway) == ["error"]
+
+
+async def test_a_silent_server_is_told_and_not_asked_again(tmp_path: Path, model: FakeModelServer) -> None:
+    model.script = [Answer(gated=True)]
+    settings = config(gateway={"upstream_timeout_s": 0.2, "upstream_retries": 3})
+    async with running_gateway(tmp_path, settings) as gateway:
+        gateway.register(model.url)
+        await gateway.add()
+        response = await post(gateway)
+        assert response.status_code == 504
+        assert "fell silent" in response.json()["error"]["message"]
+        assert len(model.requests) == 1
+        assert await reasons(gateway) == ["error"]
+
+
+async def test_a_stream_that_is_cut_ends_with_an_error_event_and_keeps_what_came(
+    gateway: RunningGateway, model: FakeModelServer, client: openai.AsyncOpenAI
+) -> None:
+    model.script = [Answer("a long answer", fault="cut")]
+    stream = await client.chat.completions.create(model="m", messages=[USER], stream=True)
+    seen: list[str] = []
+
+    async def read() -> None:
+        async for chunk in stream:
+            seen.append(chunk.choices[0].delta.content or "")
+
+    with pytest.raises(openai.APIError, match="broke off"):
+        await read()
+    assert "".join(seen) == "a lo"
+    (call,) = await gateway.store.calls("r1")
+    assert (call.info.reason, call.info.trainable, call.info.http_status) == ("cut", False, 502)
+    assert call.response is not None
+    assert call.response["choices"][0]["message"]["content"] == "a lo"
+    assert call.response["error"]["type"] == "server_error"
+    assert len(await failures(gateway)) == 1
+
+
+async def test_an_overflow_is_the_agents_limit_and_no_failure(
+    gateway: RunningGateway, model: FakeModelServer, client: openai.AsyncOpenAI
+) -> None:
+    model.script = [Answer(status=400, error=OVERFLOW)]
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model="m", messages=[USER])
+    assert caught.value.code == "context_length_exceeded"
+    assert "maximum context length is 8 tokens" in caught.value.message
+    assert await reasons(gateway) == ["context_overflow"]
+    assert await failures(gateway) == []
+
+
+async def test_a_mistake_of_the_agent_is_told_as_the_server_put_it(
+    gateway: RunningGateway, model: FakeModelServer
+) -> None:
+    model.script = [Answer(status=422, error={"detail": "`top_k` must be an integer."})]
+    response = await post(gateway, top_k="x")
+    assert (response.status_code, response.json()["error"]["message"]) == (422, "`top_k` must be an integer.")
+    assert await failures(gateway) == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Answer(ids="null"), "no_sampled_ids"),
+        (Answer(ids="absent"), "no_sampled_ids"),
+        (Answer(ids="short"), "ids_missing"),
+        (Answer(prompt_ids="null"), "no_prompt_ids"),
+        (Answer(prompt_ids="absent"), "no_prompt_ids"),
+        (Answer(prompt_ids="short"), "ids_missing"),
+        (Answer(logprobs="absent"), "no_logprobs"),
+        (Answer(logprobs="short"), "logprobs_length"),
+        (Answer(logprobs="nan"), "logprobs_not_finite"),
+        (Answer(model="another"), "wrong_model"),
+        (Answer(text=""), "empty_generation"),
+        (Answer(versions=[{"version": "1.3", "start": 0, "end": 1}]), "mixed_versions"),
+    ],
+)
+async def test_an_answer_with_a_flaw_reaches_the_agent_and_is_not_trained(
+    gateway: RunningGateway, model: FakeModelServer, answer: Answer, reason: str, stream: bool
+) -> None:
+    model.script = [answer]
+    response = await post(gateway, stream=stream)
+    assert response.status_code == 200
+    assert answer.text in response.text
+    assert await reasons(gateway) == [reason]
+    assert await failures(gateway) == []
+
+
+async def test_a_failure_before_the_first_byte_is_tried_again_on_another_endpoint(tmp_path: Path) -> None:
+    with FakeModelServer([Answer(fault="drop")]) as bad, FakeModelServer([Answer("ok")]) as good:
+        async with running_gateway(tmp_path) as gateway:
+            gateway.register(bad.url)
+            gateway.register(good.url)
+            for number in range(6):
+                await gateway.add(f"r{number}")
+                url = f"{gateway.base(f'r{number}')}/chat/completions"
+                assert (await gateway.http.post(url, json=BODY)).status_code == 200
+            # Only the first call that met the failing endpoint had to move; the others went elsewhere at once.
+            assert len(bad.requests) == 1
+            assert len(good.requests) == 6
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
+async def test_a_passing_fault_is_hidden_from_the_agent(tmp_path: Path, model: FakeModelServer, status: int) -> None:
+    model.script = [Answer(status=status), Answer("fine")]
+    async with running_gateway(tmp_path) as gateway:
+        gateway.register(model.url)
+        await gateway.add()
+        assert (await post(gateway)).json()["choices"][0]["message"]["content"] == "fine"
+        (call,) = await gateway.store.calls("r1")
+        assert (call.retry_count, call.info.trainable) == (1, True)
+        assert await failures(gateway) == []
+
+
+async def test_a_mistake_of_the_agent_is_not_tried_again(tmp_path: Path, model: FakeModelServer) -> None:
+    model.script = [Answer(status=400)]
+    async with running_gateway(tmp_path) as gateway:
+        gateway.register(model.url)
+        await gateway.add()
+        assert (await post(gateway)).status_code == 400
+        assert len(model.requests) == 1
+
+
+async def test_weights_that_change_under_a_call_make_it_untrainable(
+    gateway: RunningGateway, model: FakeModelServer
+) -> None:
+    model.script = [Answer(gated=True)]
+    task = asyncio.create_task(post(gateway))
+    await asyncio.to_thread(model.wait_for, lambda server: len(server.requests) == 1)
+    gateway.register(model.url, version=4, run_epoch=1)
+    model.release()
+    assert (await task).status_code == 200
+    assert await reasons(gateway) == ["mixed_versions"]
+
+
+async def test_distribution_parameters_are_refused_where_configured(tmp_path: Path, model: FakeModelServer) -> None:
+    async with running_gateway(tmp_path, config(gateway={"distribution_params": "refuse"})) as gateway:
+        gateway.register(model.url)
+        await gateway.add()
+        response = await post(gateway, top_p=0.5)
+        assert response.status_code == 400
+        assert "top_p" in response.json()["error"]["message"]
+        assert (await post(gateway, top_p=1.0)).status_code == 200
+
+
+async def test_an_external_server_gets_its_key_and_nobody_else_does(tmp_path: Path, model: FakeModelServer) -> None:
+    settings = config(model={"name": "policy", "endpoint": model.url, "api_key": "sk-external"})
+    async with running_gateway(tmp_path, settings) as gateway:
+        await gateway.add()
+        assert (await post(gateway)).status_code == 200
+        assert model.requests[0].headers["Authorization"] == "Bearer sk-external"
+        assert "sk-external" not in repr(gateway.gateway)
+        with FakeModelServer() as other:
+            gateway.gateway.set_models(None)
+            gateway.register(other.url)
+            assert (await post(gateway)).status_code == 200
+            assert "Authorization" not in other.requests[0].headers

@@ -1,0 +1,105 @@
+"""Whatever bytes an agent sends, the gateway answers in the dialect's shape and blames nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fakes.model_server import FakeModelServer
+from fakes.running_gateway import ADMIN_KEY, running_gateway
+
+SETTINGS = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+fields = st.sampled_from(
+    ["model", "messages", "prompt", "stream", "stream_options", "tools", "n", "logprobs", "top_p", "response_format",
+     "tool_choice", "return_token_ids", "temperature", "logit_bias", "\0", "agl"]
+)  # fmt: skip
+messages = st.lists(
+    st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "name"]), json_values, max_size=4), max_size=3
+)
+bodies = st.dictionaries(fields, json_values, max_size=6) | st.fixed_dictionaries(
+    {"messages": messages, "prompt": st.text(min_size=1)}, optional={"stream": st.booleans(), "tools": json_values}
+)
+headers = st.dictionaries(st.just("x-stainless-retry-count"), st.sampled_from(["", "0", "1", "x", "-1"]), max_size=1)
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of a gateway in a thread of its own, shared by all examples."""
+    started, stop, found = threading.Event(), threading.Event(), []
+
+    async def serve(folder: Path) -> None:
+        with FakeModelServer() as model:
+            async with running_gateway(folder) as gateway:
+                gateway.register(model.url)
+                await gateway.add()
+                found.append(gateway.base())
+                started.set()
+                await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve(tmp_path_factory.mktemp("fuzz"))), daemon=True)
+    thread.start()
+    assert started.wait(20)
+    with httpx.Client(base_url=found[0], headers={"x-api-key": ADMIN_KEY}, timeout=30) as http:
+        yield http
+    stop.set()
+    thread.join(20)
+
+
+def check(response: httpx.Response) -> None:
+    assert response.status_code in (200, 400), (response.status_code, response.text[:300])
+    if response.status_code == 400:
+        error = response.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert isinstance(error["message"], str)
+        assert error["message"].endswith(".")
+
+
+@SETTINGS
+@given(body=bodies, extra=headers, path=st.sampled_from(["chat/completions", "completions"]))
+def test_bodies_of_json(agent: httpx.Client, body: Any, extra: dict[str, str], path: str) -> None:
+    check(agent.post(f"/{path}", content=orjson.dumps(body), headers=extra))
+
+
+@SETTINGS
+@given(content=st.binary(max_size=200) | json_values.map(orjson.dumps))
+def test_bodies_of_bytes(agent: httpx.Client, content: bytes) -> None:
+    check(agent.post("/chat/completions", content=content))
+
+
+@pytest.mark.parametrize("depth", [200, 240, 260, 900, 5_000, 100_000])
+@pytest.mark.parametrize("key", ["metadata", "tools", "content"])
+def test_deep_bodies(agent: httpx.Client, depth: int, key: str) -> None:
+    deep = "[" * depth + "]" * depth
+    message = f'{{"role": "user", "content": {deep if key == "content" else "1"}}}'
+    extra = "" if key == "content" else f', "{key}": {deep}'
+    check(agent.post("/chat/completions", content=f'{{"messages": [{message}]{extra}}}'))
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "1" * 400, "-" + "9" * 30, "1e-400"])
+def test_odd_numbers(agent: httpx.Client, number: str) -> None:
+    check(agent.post("/chat/completions", content=f'{{"messages": [{{"role": "user"}}], "seed": {number}}}'))
+
+
+@pytest.mark.parametrize("text", [r"\ud800", r"\u0000", "\x00", r"\ud83d\ude00", "\u2028", "\ufffe"])
+def test_odd_texts(agent: httpx.Client, text: str) -> None:
+    check(agent.post("/chat/completions", content=f'{{"messages": [{{"role": "user", "content": "{text}"}}]}}'))

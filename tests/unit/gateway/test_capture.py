@@ -1,0 +1,153 @@
+"""Reading answers, and assembling streams into the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agl_runtime.calls import VersionSpan
+from agl_runtime.errors import UpstreamError
+from agl_runtime.gateway.capture import StreamAssembler, is_terminal, read_answer, read_ids, read_logprobs, read_spans
+from agl_runtime.schemas import PolicyVersion
+from fakes.model_server import Answer, chat_chunks, text_chunks, tool_call, whole_answer
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "return_token_ids": True, "logprobs": True}
+TEXT = {"prompt": "hi", "return_token_ids": True, "logprobs": 1}
+SPANS = [{"version": "1.2", "start": 0, "end": 5}, {"version": "1.3", "start": 5, "end": 9}]
+
+
+def assembled(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    assembler = StreamAssembler()
+    for chunk in chunks:
+        assembler.feed(chunk)
+    return assembler.response()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer("hello there"),
+        Answer("", tool_calls=[tool_call("add", {"a": 1}, "c1"), tool_call("sub", {"b": 22}, "c2")]),
+        Answer("both", tool_calls=[tool_call("add", {}, "c1")], reasoning="first I think"),
+        Answer("", finish_reason="length"),
+    ],
+)
+def test_a_streamed_chat_answer_is_assembled_into_the_whole_one(answer: Answer) -> None:
+    whole = whole_answer("chat/completions", CHAT, answer, "policy")
+    stream = assembled([*chat_chunks(whole), {"choices": [], "usage": whole["usage"]}])
+    assert stream["choices"][0]["message"] == {**whole["choices"][0]["message"], "content": answer.text or ""}
+    left, right = read_answer(stream), read_answer(whole)
+    assert left.tool_call_ids == right.tool_call_ids
+    assert (left.finish_reason, left.usage, left.model) == (right.finish_reason, right.usage, right.model)
+    assert np.array_equal(left.prompt_ids, right.prompt_ids)
+    if right.sampled_ids is None:
+        assert left.sampled_ids is None
+    else:
+        assert np.array_equal(left.sampled_ids, right.sampled_ids)
+        assert np.array_equal(left.logprobs, right.logprobs)
+
+
+def test_a_streamed_completion_is_assembled_into_the_whole_one() -> None:
+    whole = whole_answer("completions", TEXT, Answer("continued", versions=SPANS), "policy")
+    left, right = read_answer(assembled(list(text_chunks(whole)))), read_answer(whole)
+    assert left.response["choices"][0]["text"] == "continued"
+    assert np.array_equal(left.prompt_ids, right.prompt_ids)
+    assert np.array_equal(left.sampled_ids, right.sampled_ids)
+    assert np.array_equal(left.logprobs, right.logprobs)
+
+
+def test_ids_of_a_chunk_with_an_empty_delta_count() -> None:
+    chunks = [
+        {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": [1, 2]},
+        {"choices": [{"index": 0, "delta": {}, "token_ids": [7], "logprobs": {"content": [{"logprob": -1.0}]}}]},
+        {"choices": [{"index": 0, "delta": {"content": "x"}, "token_ids": [8], "finish_reason": None}]},
+        {"choices": [{"index": 0, "delta": {}, "token_ids": [9], "finish_reason": "stop"}]},
+    ]
+    answer = read_answer(assembled(chunks))
+    assert answer.sampled_ids is not None
+    assert answer.sampled_ids.tolist() == [7, 8, 9]
+
+
+def test_choices_of_one_stream_are_kept_apart() -> None:
+    whole = whole_answer("chat/completions", {**CHAT, "n": 2}, Answer("twice"), "policy")
+    answer = read_answer(assembled(list(chat_chunks(whole))))
+    assert answer.choices == 2
+    assert [choice["message"]["content"] for choice in answer.response["choices"]] == ["twice", "twice"]
+
+
+@pytest.mark.parametrize("body", [None, [], {}, {"choices": []}, {"choices": [1]}, {"choices": [{"index": 0}]}])
+def test_what_holds_no_choices_is_an_upstream_error(body: Any) -> None:
+    with pytest.raises(UpstreamError, match="holds no choices"):
+        read_answer(body)
+
+
+@pytest.mark.parametrize("chunk", [{}, {"choices": None}, {"choices": [3]}])
+def test_a_chunk_without_choices_is_an_upstream_error(chunk: dict[str, Any]) -> None:
+    with pytest.raises(UpstreamError, match="stream holds no choices"):
+        StreamAssembler().feed(chunk)
+
+
+@pytest.mark.parametrize("value", [None, [], "12", [1, "2"], [1.0], [True], [-1], [2**31]])
+def test_what_are_not_token_ids_is_none(value: Any) -> None:
+    assert read_ids(value) is None
+
+
+def test_token_ids_are_int32() -> None:
+    ids = read_ids([0, 2**31 - 1])
+    assert ids is not None
+    assert ids.dtype == np.int32
+
+
+def test_logprobs_of_both_forms_are_read_and_a_null_is_not_a_number() -> None:
+    chat = read_logprobs({"content": [{"logprob": -0.5}, {"logprob": None}]})
+    text = read_logprobs({"token_logprobs": [-0.5, None]})
+    assert chat is not None
+    assert text is not None
+    assert np.array_equal(chat, text, equal_nan=True)
+    assert chat.dtype == np.float32
+    assert read_logprobs(None) is None
+    assert read_logprobs({"content": None, "token_logprobs": []}) is None
+
+
+def test_spans_that_cover_all_sampled_tokens_are_read() -> None:
+    assert read_spans(SPANS, 9) == (
+        VersionSpan(0, 5, PolicyVersion(1, 2)),
+        VersionSpan(5, 9, PolicyVersion(1, 3)),
+    )
+    assert read_spans(None, 9) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        SPANS[:1],
+        SPANS[1:],
+        [*SPANS, SPANS[1]],
+        [{"version": "1", "start": 0, "end": 9}],
+        [{"start": 0, "end": 9}],
+        [{"version": "1.1", "start": 0, "end": None}],
+        ["1.1"],
+        7,
+    ],
+)
+def test_spans_that_do_not_cover_them_are_empty(value: Any) -> None:
+    assert read_spans(value, 9) == ()
+
+
+@pytest.mark.parametrize(
+    ("chunk", "expected"),
+    [
+        ({"choices": [{"delta": {"content": "x"}}]}, False),
+        ({"choices": [{"delta": {}, "finish_reason": "stop"}]}, True),
+        ({"choices": [], "usage": {}}, True),
+    ],
+)
+def test_a_terminal_chunk_finishes_a_choice_or_follows_one(chunk: dict[str, Any], expected: bool) -> None:
+    assert is_terminal(chunk) is expected
+
+
+def test_an_aborted_answer_has_no_finish_reason() -> None:
+    whole = whole_answer("chat/completions", CHAT, Answer("part", finish_reason="abort"), "policy")
+    assert read_answer(whole).finish_reason is None

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from agl_runtime.gateway.dialects import all_dialects
+from agl_runtime.gateway.internal import CallRefused, ModelRequest
+from agl_runtime.gateway.prepare import Sampling, prepare
+from agl_runtime.schemas import Mode
+
+RECORD = Sampling(train_temperature=1.0, val_temperature=0.2, distribution_params="record")
+REFUSE = Sampling(train_temperature=1.0, val_temperature=0.2, distribution_params="refuse")
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def chat(**body: Any) -> ModelRequest:
+    return all_dialects()["openai/v1/chat/completions"].parse({"messages": MESSAGES, **body})
+
+
+def text(**body: Any) -> ModelRequest:
+    return all_dialects()["openai/v1/completions"].parse({"prompt": "hi", **body})
+
+
+def sent(request: ModelRequest, mode: Mode = "train") -> dict[str, Any]:
+    body: dict[str, Any] = orjson.loads(prepare(request, mode, RECORD).dump("policy"))
+    return body
+
+
+def test_training_forces_temperature_ids_and_logprobs() -> None:
+    body = sent(chat(model="gpt-4o", temperature=0.0, logprobs=False, max_tokens=9))
+    assert body == {
+        "messages": MESSAGES,
+        "model": "policy",
+        "temperature": 1.0,
+        "logprobs": True,
+        "return_token_ids": True,
+        "max_tokens": 9,
+    }
+
+
+def test_validation_has_its_own_temperature_and_asks_for_no_logprobs() -> None:
+    body = sent(chat(), "val")
+    assert (body["temperature"], body["return_token_ids"], "logprobs" in body) == (0.2, True, False)
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, 1), (0, 1), (5, 5), (True, 1)])
+def test_a_completion_asks_for_at_least_one_logprob(asked: Any, expected: int) -> None:
+    assert sent(text(logprobs=asked))["logprobs"] == expected
+
+
+def test_a_stream_always_ends_with_its_usage() -> None:
+    body = sent(chat(stream=True, stream_options={"include_usage": False, "continuous_usage_stats": True}))
+    assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+
+
+def test_the_harnesss_own_body_is_left_as_it_is() -> None:
+    request = chat(temperature=0.5, stream=True)
+    prepare(request, "train", RECORD)
+    assert request.original == {"messages": MESSAGES, "temperature": 0.5, "stream": True}
+
+
+def test_parameters_that_change_the_distribution_are_recorded_or_refused() -> None:
+    assert prepare(chat(top_p=0.5), "train", RECORD).changed_params == ("top_p",)
+    with pytest.raises(CallRefused, match="top_p would change the distribution") as caught:
+        prepare(chat(top_p=0.5), "train", REFUSE)
+    assert caught.value.http_status == 400
+    assert prepare(chat(top_p=0.5), "val", REFUSE).body["top_p"] == 0.5
+
+
+def test_what_cannot_be_written_as_json_is_the_callers_mistake() -> None:
+    deep: Any = []
+    for _ in range(400):
+        deep = [deep]
+    with pytest.raises(CallRefused, match="nested too deeply"):
+        prepare(chat(metadata=deep), "train", RECORD).dump("policy")
