@@ -63,6 +63,7 @@ class FakeGateway:
     ends: dict[str, End] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     models: list[Model] = field(default_factory=list)
+    named: list[Model] = field(default_factory=list)
     records: dict[str, CheckpointRecord] = field(default_factory=dict)
     statuses: list[PartStatus] = field(default_factory=list)
     known_parts: dict[str, PartStatus] = field(default_factory=dict)
@@ -146,6 +147,7 @@ class FakeGateway:
     async def register_model(self, model: Model) -> None:
         self._enter("register_model")
         self.models = [item for item in self.models if item.endpoint != model.endpoint] + [model]
+        self.named.append(model)
 
     async def clear_models(self) -> None:
         self._enter("clear_models")

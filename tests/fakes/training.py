@@ -52,16 +52,19 @@ class Killed(Exception):
 
 @dataclass
 class KillAt:
-    """Raises Killed at the n-th of a trainer's dealings with the world, and at all that a dead one would still do."""
+    """Raises Killed at the n-th of a trainer's dealings with the world (of those called `name`, where it is given), and
+    at all that a dead one would still do."""
 
     moment: int | None = None
-    count: int = 0
+    name: str | None = None
     names: list[str] = field(default_factory=list)
+    is_dead: bool = False
 
     def __call__(self, name: str) -> None:
-        self.count += 1
         self.names.append(name)
-        if self.moment is not None and self.count >= self.moment:
+        count = self.names.count(name) if self.name else len(self.names)
+        self.is_dead = self.is_dead or (self.name in (None, name) and count == self.moment)
+        if self.is_dead:
             raise Killed(name)
 
 

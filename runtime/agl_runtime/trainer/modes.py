@@ -158,19 +158,16 @@ async def _run(
     epoch = state.next_epoch(project.state_dir)
     begin_at = newest.schedule_state(metrics.validated()) if newest else State(validated=metrics.validated())
     progress = Progress(run_id=run.run_id, step=begin_at.step, steps=project.config.train.steps)
-    try:
-        async with await outside.connect(part) as client:
-            await client.report(progress.status())
-            policy = Policy(client, backend, project.config.gateway.upstream_timeout_s)
-            await policy.start(epoch, newest.folder if newest else None)
+    async with await outside.connect(part) as client:
+        await client.report(progress.status())
+        policy = Policy(client, backend, project.config.gateway.upstream_timeout_s)
+        async with policy.serving(epoch, newest.folder if newest else None):
             if newest:
                 await client.record_checkpoint(newest.record)
             loop = TrainingLoop(project, client, policy, tasks, run, epoch, metrics, progress)
             outcome = await loop.run(begin_at, stop)
-            await _say_done(client, progress)
-            return outcome
-    finally:
-        await backend.stop()
+        await _say_done(client, progress)
+        return outcome
 
 
 @contextlib.asynccontextmanager
@@ -184,13 +181,10 @@ async def _serving(part: Part, outside: Outside, policy: Path | None) -> AsyncIt
             newest = state.newest_checkpoint(project.state_dir)
             folder = checks.policy_folder(project, policy or (newest.folder if newest else None))
             backend = outside.make_backend(project.config, folder)
-        try:
-            async with await outside.connect(part) as client:
-                server = Policy(client, backend, project.config.gateway.upstream_timeout_s)
-                await server.start(state.next_epoch(project.state_dir), None)
+        async with await outside.connect(part) as client:
+            server = Policy(client, backend, project.config.gateway.upstream_timeout_s)
+            async with server.serving(state.next_epoch(project.state_dir), None):
                 yield Served(client, server, folder)
-        finally:
-            await backend.stop()
 
 
 async def _measure(

@@ -6,9 +6,10 @@ The gateway forgets its model servers when it ends, and then holds every call; `
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,13 +49,22 @@ class Policy:
         """Of the weights that serve."""
         return self._model.policy_version if self._model else PolicyVersion(0, 0)
 
-    async def start(self, run_epoch: int, resume_from: Path | None) -> None:
-        """Serve, as the gateway's only model server, and let held calls go."""
-        self._model = await self._backend.start(run_epoch, resume_from)
-        log.info("serving version %s at %s", self.version, self._model.endpoint)
-        await self._client.clear_models()
-        await self._client.register_model(self._model)
-        await self._client.resume()
+    @contextlib.asynccontextmanager
+    async def serving(self, run_epoch: int, resume_from: Path | None) -> AsyncIterator[None]:
+        """Serve within, as the gateway's only model server; afterwards calls wait for another one."""
+        try:
+            self._model = await self._backend.start(run_epoch, resume_from)
+            log.info("serving version %s at %s", self.version, self._model.endpoint)
+            await self._client.clear_models()
+            await self._client.register_model(self._model)
+            await self._client.resume()
+            yield
+            await self._client.clear_models()
+        except TrainerError:
+            await self._client.clear_models()
+            raise
+        finally:
+            await self._backend.stop()
 
     async def announce(self) -> None:
         """Tell a gateway that began anew. While the weights change it knows no server, and so holds all calls."""
