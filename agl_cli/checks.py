@@ -14,6 +14,8 @@ import shutil
 import socket
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -34,6 +36,7 @@ from agl_runtime.trainer.estimate import count_parameters
 
 EMBEDDED = ("torch", "transformers", "safetensors", "jinja2")
 LEAST_FREE_BYTES = 2 * 2**30
+ANSWER_S = 5.0
 FETCH_AGAIN = "Fetch or save the model again."
 
 
@@ -60,7 +63,12 @@ Check = Callable[[Project], str]
 
 
 def examine(project: Project, checks: Mapping[str, Check]) -> list[Finding]:
-    return [_finding(name, check, project) for name, check in checks.items()]
+    """In order of the checks; what an earlier one found to be wrong is not told again."""
+    findings: dict[str, Finding] = {}
+    for name, check in checks.items():
+        finding = _finding(name, check, project)
+        findings.setdefault(finding.what if finding.state == "failed" else name, finding)
+    return list(findings.values())
 
 
 def require(project: Project, checks: Mapping[str, Check]) -> int:
@@ -177,10 +185,26 @@ def packages(project: Project) -> str:
 
 
 def policy(project: Project) -> str:
-    if project.config.model.endpoint:
-        return f"served by {project.config.model.endpoint}; its weights are not agl's to train"
+    if endpoint := project.config.model.endpoint:
+        _require_answer(endpoint)
+        return f"served by {endpoint}; its weights are not agl's to train"
     folder = trainer_checks.policy_folder(project)
     return f"{folder}: {machine.amount(examine_folder(folder))} parameters"
+
+
+def _require_answer(endpoint: str) -> None:
+    """Any HTTP answer will do: not every model server lists its models."""
+    try:
+        urllib.request.urlopen(f"{endpoint.rstrip('/')}/models", timeout=ANSWER_S).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+    except ValueError as error:
+        raise ConfigError(f"model.endpoint {endpoint!r} is no URL.", "Write it as http://host:port/v1.") from error
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise PreconditionError(
+            f"The model server at {endpoint} does not answer: {reason}.", "Start it, or correct model.endpoint."
+        ) from error
 
 
 def examine_folder(folder: Path) -> int:

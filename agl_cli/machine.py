@@ -27,7 +27,7 @@ class Gpu:
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What one step would be. `seconds` is of the policy's own work on the CPU (agents take theirs besides), None on a
-    GPU, whose speed is not estimated. `largest` is the parameter count whose step takes BEARABLE_STEP_S here."""
+    GPU, whose speed is not estimated. `largest` is the most parameters that fit and take at most BEARABLE_STEP_S."""
 
     parameters: int
     rollouts: int
@@ -64,6 +64,7 @@ def outlook(project: Project, folder: Path) -> Outlook:
     rollouts = train.groups_per_step * train.group_size
     tokens = rollouts * tokens_a_rollout(project)
     gpu = find_gpu() if train.device != "cpu" else None
+    has_bytes = gpu.memory_bytes if gpu else int(psutil.virtual_memory().total)
     fixed_s = estimate(0, tokens, train.threads)
     each_s = estimate(1, tokens, train.threads) - fixed_s
     return Outlook(
@@ -72,8 +73,8 @@ def outlook(project: Project, folder: Path) -> Outlook:
         tokens=tokens,
         seconds=None if gpu else estimate(parameters, tokens, train.threads),
         needs_bytes=memory_bytes(parameters, with_reference=train.kl_coef > 0),
-        has_bytes=gpu.memory_bytes if gpu else psutil.virtual_memory().total,
-        largest=max(0, int((BEARABLE_STEP_S - fixed_s) / each_s)),
+        has_bytes=has_bytes,
+        largest=max(0, min(int((BEARABLE_STEP_S - fixed_s) / each_s), has_bytes * 1000 // memory_bytes(1000))),
         gpu=gpu,
     )
 
@@ -93,9 +94,9 @@ def plain_words(view: Outlook) -> str:
         return f"{size} on {view.gpu.name}: training needs {needs} of GPU memory."
     step = f"{view.rollouts} rollouts of {round(view.tokens / view.rollouts)} tokens"
     return (
-        f"{size} on the CPU: {duration(view.seconds or 0.0)} a step of {step}, agents' own time apart, and {needs} of "
-        f"memory. Without a GPU, up to {amount(view.largest)} parameters stay under {duration(BEARABLE_STEP_S)} a step "
-        f"of this size on {usable_cores():g} cores; larger policies need a GPU."
+        f"{size} on the CPU: about {duration(view.seconds or 0.0)} a step of {step} (agents' own time comes on top), "
+        f"and {needs} of memory. Without a GPU this machine ({usable_cores():g} cores) trains policies of up to "
+        f"{amount(view.largest)} parameters like this in under {duration(BEARABLE_STEP_S)} a step, and no larger ones."
     )
 
 
@@ -112,5 +113,5 @@ def gib(size_bytes: float) -> str:
 
 def duration(seconds: float) -> str:
     if seconds < 120:
-        return f"about {seconds:.2g} s"
-    return f"about {seconds / 60:.0f} min" if seconds < 7200 else f"about {seconds / 3600:.1f} h"
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

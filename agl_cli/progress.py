@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 from agl_cli import diagnostics
 from agl_runtime.schemas import PartStatus
 
+UNTOLD_PHASES = ("sampling", "updating", "saving", "done")  # told by the line of their step, or of the end
 BARS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 40
 Row = Mapping[str, Any]
@@ -123,7 +124,7 @@ class PlainDisplay:
     def state(self, parts: Sequence[PartStatus]) -> None:
         trainer = next((part for part in parts if part.part == "trainer"), None)
         phase = str(trainer.detail.get("phase") or trainer.state) if trainer else None
-        if phase not in (None, self._phase, "sampling", "updating", "saving"):
+        if phase not in (None, self._phase, *UNTOLD_PHASES):
             self.say(state_line(parts))
         self._phase = phase or self._phase
 

@@ -10,12 +10,13 @@ import asyncio
 import importlib.util
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agl_runtime.calls import Call, RolloutCalls
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Project
+from agl_runtime.errors import ConfigError
 from agl_runtime.samples.build import build_samples
 from agl_runtime.samples.diagnose import Decode
 from agl_runtime.samples.types import Limits, RolloutSamples
@@ -70,25 +71,37 @@ async def find(client: GatewayClient, wanted: Filter, most: int) -> list[Rollout
     return found[-most:] if most else found
 
 
-async def fetch(client: GatewayClient, rollout_id: str, project: Project, decode: Decode | None = None) -> Recorded:
+async def fetch(client: GatewayClient, rollout_id: str, project: Project) -> Recorded:
     """Raises NotFoundError."""
-    train = project.config.train
     detail = await client.rollout(rollout_id)
     events, calls = await client.events(rollout_id), await client.calls(rollout_id)
-    samples = build_samples(calls, Limits(train.max_prompt_tokens, train.max_response_tokens), decode)
+    samples = build_samples(calls, _limits(project))
     return Recorded(detail.rollout, tuple(detail.attempts), tuple(events), calls, samples)
 
 
-def decoder(project: Project) -> Decode | None:
-    """Text of token ids by the policy's tokenizer, with which breaks between samples are diagnosed. None where agl
-    does not have that tokenizer."""
+def diagnosed(item: Recorded, project: Project) -> Recorded:
+    """With the cause of each break between samples, where there is one and the policy's tokenizer is at hand."""
+    decode = _decoder(project) if item.samples.report.splits else None
+    return replace(item, samples=build_samples(item.calls, _limits(project), decode)) if decode else item
+
+
+def _limits(project: Project) -> Limits:
+    return Limits(project.config.train.max_prompt_tokens, project.config.train.max_response_tokens)
+
+
+def _decoder(project: Project) -> Decode | None:
+    """Text of token ids. Raises ConfigError for a tokenizer that does not load."""
     newest, base = newest_checkpoint(project.state_dir), project.config.model.path
     folder = newest.folder if newest else project.path(base) if base else project.root
-    if not (folder / "tokenizer.json").is_file() or importlib.util.find_spec("tokenizers") is None:
+    file = folder / "tokenizer.json"
+    if not file.is_file() or importlib.util.find_spec("tokenizers") is None:
         return None
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the package raises nothing narrower
+        raise ConfigError(f"{file} is no tokenizer: {error}.", "Fetch or save the model again.") from error
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 

@@ -45,7 +45,48 @@ WORDS = {
     SecretStr: "secret",
     NoneType: "null",
 }
+ROLLOUT_KEYS = {
+    "rollout_id": "its id",
+    "state": "queuing, running, succeeded or failed",
+    "mode": "train or val",
+    "step": "the step for which the trainer enqueued it, or null",
+    "task_id": "the id of its task",
+    "reward": "the last reward, or null",
+    "error": "why it failed, or null",
+}
+SCORE = "{pass_at_1, ci_low, ci_high, reward_mean, tasks, rollouts}"
 JSON_KEYS: dict[str, dict[str, str]] = {
+    "agl init": {
+        "harness": "what was found",
+        "command": "how the agent is started, as a list of arguments",
+        "written": "whether anything was written",
+        "files": "the files that were or would be written",
+        "notes": "sentences to read",
+        "restored": "(only with --undo, alone) the files restored",
+    },
+    "agl run": {
+        "(all keys)": "those of `agl rollouts show`",
+        "network": "(only with --prove) {interfaces, refused}: what the namespace had, and sends that sought a way out",
+    },
+    "agl up": {
+        "run_id": "the run, which goes on when `agl up` is run again",
+        "mode": "train",
+        "seed": "train.seed",
+        "before": f"the validation before the first step, {SCORE}, or null",
+        "after": "the validation after the last step, likewise",
+        "steps": "steps done",
+        "seconds": "of the run over all its processes",
+        "train_seconds": "the same without the validations",
+        "checkpoint": "folder of the newest checkpoint, or null",
+        "version": "policy version: run epoch and updates",
+        "ended": "complete, stopped, no_signal or failed",
+        "reason": "a sentence, or null",
+        "agent_cpu_s_total": "CPU seconds of all agents",
+        "update_s_total": "seconds of the device in updates",
+        "logprob_gap_max": "largest difference between recorded and recomputed log-probabilities",
+        "finished_at": "seconds since the epoch",
+        "(with --dry-run)": "instead {gateway, controller, trainer}: each part's arguments",
+    },
     "agl status": {
         "running": "null when nothing runs, else {command, pid, seconds}",
         "parts": "what each part says of itself: [{part, pid, state, waiting_for, detail, updated_at}]",
@@ -55,6 +96,34 @@ JSON_KEYS: dict[str, dict[str, str]] = {
         "last_step": "the newest step line of metrics.jsonl, or null",
         "last_validation": "the newest validation line of metrics.jsonl, or null",
         "summary": "summary.json of the last run that ended, or null",
+    },
+    "agl rollouts ls": ROLLOUT_KEYS,
+    "agl rollouts show": ROLLOUT_KEYS
+    | {
+        "reward_parts": "named parts of the reward",
+        "attempts": "ids of its attempts; all else is of the last one",
+        "task": "the task as the agent got it",
+        "agent": "how the agent ended: exit_code, signal, timed_out, duration_s, cpu_s, max_rss_mb, output",
+        "calls": "[{call_id, prompt_tokens, sampled_tokens, versions, trainable, reason, finish_reason, http_status, "
+        "latency_ms}]",
+        "incomplete_calls": "ids of calls that were sent on and whose answer was never recorded",
+        "samples": "what training would build: [{tokens, trained_tokens, calls, split, truncated}]",
+        "report": "counts: {calls, sampled_tokens, trained_tokens, splits, untrained, dropped}",
+        "conversations": "a list of messages for each sample, or for the last call where there is none",
+    },
+    "agl eval": {
+        "policy": "the folder measured, or null for model.endpoint",
+        "pass_at_1": "mean over tasks of the share of their rollouts with reward 1 or more",
+        "ci_low": "lower end of its 95 % confidence interval",
+        "ci_high": "upper end",
+        "reward_mean": "mean reward",
+        "tasks": "tasks with a reward",
+        "rollouts": "rollouts with a reward",
+        "seconds": "how long it took",
+    },
+    "agl doctor": {
+        "ready": "whether nothing that is needed is missing or wrong",
+        "checks": "[{name, state (ok, warning, failed), what, fix}]",
     },
     "agl config show": {
         "setting": "(a list of objects) the path of a setting",

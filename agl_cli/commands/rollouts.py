@@ -87,9 +87,9 @@ def show(
 
     async def item() -> Recorded:
         async with _gateway(opened) as client:
-            return await recorded.fetch(client, rollout, opened, recorded.decoder(opened))
+            return await recorded.fetch(client, rollout, opened)
 
-    render(asyncio.run(item()), as_json=as_json)
+    render(recorded.diagnosed(asyncio.run(item()), opened), as_json=as_json)
 
 
 @app.command()

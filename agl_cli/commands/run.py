@@ -57,13 +57,15 @@ def run(
         raise PreconditionError(
             f"`agl {running.command}` runs here, with its own policy and settings.", "Stop it with `agl down` first."
         )
+    if prove and opened.config.model.endpoint and not policy:
+        raise ConfigError("With the network cut off model.endpoint is out of reach.", "Name a folder with --policy.")
     if prove and not netproof.is_cut_off():
         netproof.cut_off(_arguments(project, task, policy, settings or (), as_json=as_json))
     if prove:
         netproof.raise_loopback()
     if code := checks.require(opened, checks.AGENT if policy else checks.SERVING):
         raise typer.Exit(code)
-    item = asyncio.run(_rollout(opened, chosen, _commands(opened, settings or (), policy)))
+    item = recorded.diagnosed(asyncio.run(_rollout(opened, chosen, _commands(opened, settings or (), policy))), opened)
     proof = netproof.Proof(interfaces=netproof.interfaces(), refused=netproof.refused_sends()) if prove else None
     rollouts.render(item, as_json=as_json, network=proof)
     lost = item.rollout.status.state is RolloutState.FAILED and item.calls.reward is None
@@ -117,7 +119,7 @@ async def _rollout(project: Project, task: Task, commands: Sequence[PartCommand]
         )
         await session.client.add_rollouts([create])
         await session.wait(_ended(session.client, rollout_id))
-        return await recorded.fetch(session.client, rollout_id, project, recorded.decoder(project))
+        return await recorded.fetch(session.client, rollout_id, project)
 
 
 async def _ended(client: GatewayClient, rollout_id: str) -> None:

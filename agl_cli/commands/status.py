@@ -32,7 +32,7 @@ async def look(project: Project) -> dict[str, Any]:
     """`running` is null when nothing runs; then `parts` and `counts` are empty."""
     record = read_record(project.state_dir)
     parts, counts = await _ask(project) if record else ([], {})
-    calls = {name.removeprefix("calls."): count for name, count in counts.items() if name.startswith("calls.")}
+    calls = {name.removeprefix("calls."): n for name, n in counts.items() if name.startswith("calls.") and n}
     rows = MetricsTail(project.state_dir).read()
     return {
         "running": _running(record) if record else None,
@@ -79,7 +79,7 @@ def _show(value: dict[str, Any]) -> None:
     summary = value["summary"]
     if summary is not None:
         reached = f", {pass_at_1(summary['after'])}" if summary["after"] else ""
-        output.emit(f"last run: {summary['ended']} after {summary['steps']} steps{reached}")
+        output.emit(f"last {summary['mode']}: {summary['ended']} after {summary['steps']} steps{reached}")
         if summary["reason"]:
             output.emit(summary["reason"])
 

@@ -12,12 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from agl_cli import checks, diagnostics, output
+from agl_cli import checks, diagnostics, output, training
 from agl_cli.options import HERE, AsJson, ProjectDir, Settings
 from agl_cli.progress import pass_at_1
 from agl_cli.project import open_project
 from agl_cli.runstate import read_record
-from agl_cli.training import part_commands, run_parts
 from agl_runtime.config import Project
 from agl_runtime.part import GATEWAY_FILE
 
@@ -48,14 +47,14 @@ def up(
     elif detach:
         _detach(opened, settings or ())
     else:
-        outcome = asyncio.run(run_parts(opened, settings or (), command="up"))
+        outcome = asyncio.run(training.run_parts(opened, settings or (), command="up"))
         if outcome.summary:
             _show_summary(outcome.summary, as_json=as_json)
         raise typer.Exit(outcome.code)
 
 
 def _show_commands(project: Project, settings: Sequence[str], *, as_json: bool) -> None:
-    commands = {command.name: list(command.argv) for command in part_commands(project, settings)}
+    commands = {command.name: list(command.argv) for command in training.part_commands(project, settings)}
     if as_json:
         output.emit_json(commands)
     else:

@@ -215,11 +215,11 @@ async def _raise_for(response: aiohttp.ClientResponse) -> None:
     if response.status < 400:
         return
     try:
-        detail = orjson.loads(await response.read()).get("detail", "")
-    except (orjson.JSONDecodeError, AttributeError):
-        detail = ""
+        detail = str(orjson.loads(await response.read())["detail"]).rstrip(".")
+    except (orjson.JSONDecodeError, TypeError, KeyError):
+        detail = "no detail"
     kind = {401: KeyRefusedError, 403: KeyRefusedError, 404: NotFoundError, 409: ConflictError}.get(
         response.status, GatewayError
     )
-    what = f"The gateway answered {response.status} to {response.method} {response.url.path}: {detail or 'no detail'}."
+    what = f"The gateway answered {response.status} to {response.method} {response.url.path}: {detail}."
     raise kind(what, "Look at `agl logs gateway`.", status=response.status)

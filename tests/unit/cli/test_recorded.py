@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agl_cli.recorded import Filter, Recorded, as_json, conversation, message_lines, raw_row, sft_rows
+from agl_cli.reference import JSON_KEYS
+from agl_runtime.samples.build import build_samples
+from agl_runtime.samples.types import Limits
+from agl_runtime.schemas import Event, Rollout, RolloutConfig, RolloutMetadata, RolloutState, RolloutStatus
+from fakes.trained import make_call, make_calls
+
+TOOL = {"type": "function", "function": {"name": "calculator"}}
+ASKED = {"role": "user", "content": "2+2?"}
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"function": {"name": "calculator", "arguments": "2+2"}}],
+}
+
+
+def rollout(is_train: bool = True, **metadata: Any) -> Rollout:
+    status = RolloutStatus(state=RolloutState.SUCCEEDED, created_at=0.0, updated_at=0.0)
+    extra = RolloutMetadata.model_validate(metadata)
+    return Rollout(
+        rollout_id="r", input={"q": 1}, is_train=is_train, config=RolloutConfig(), metadata=extra, status=status
+    )
+
+
+def event(event_type: str, **data: Any) -> Event:
+    return Event(event_type=event_type, rollout_id="r", attempt_id="0", timestamp=0.0, data=data)
+
+
+def request(call_id: str, messages: list[Any], answer: dict[str, Any], **body: Any) -> Event:
+    response = {"choices": [{"message": answer}]}
+    return event("model_request", call_id=call_id, request={"messages": messages, **body}, response=response)
+
+
+def recorded(*events: Event, reasons: tuple[str | None, ...] = (None,), reward: float | None = 1.0) -> Recorded:
+    made = make_calls("r", reward, *(make_call("r", f"c{n}", reason=reason) for n, reason in enumerate(reasons)))
+    return Recorded(
+        rollout(step=2, task_id="t"), ("0",), events, made, build_samples(made, Limits(100, 100))
+    )  # fmt: skip
+
+
+def test_filters_look_at_mode_and_step() -> None:
+    assert rollout(step=2) in Filter()
+    assert rollout(step=2) in Filter(mode="train", step=2)
+    assert rollout(step=2) not in Filter(step=3)
+    assert rollout(is_train=False) not in Filter(mode="train")
+
+
+def test_a_rollout_is_told_with_calls_samples_and_outcome() -> None:
+    item = recorded(
+        event("agent_exit", exit_code=0, cpu_s=0.5),
+        request("c0", [ASKED], {"role": "assistant", "content": "4"}),
+        event("reward", value=1.0, parts={"style": 0.5}),
+    )
+    found = as_json(item)
+    assert list(found) == list(JSON_KEYS["agl rollouts show"])
+    assert (found["reward"], found["reward_parts"], found["agent"]) == (
+        1.0,
+        {"style": 0.5},
+        {"exit_code": 0, "cpu_s": 0.5},
+    )
+    (call,), (sample,) = found["calls"], found["samples"]
+    assert (call["trainable"], call["versions"], call["sampled_tokens"]) == (True, ["1.0"], 3)
+    assert sample == {"tokens": 5, "trained_tokens": 3, "calls": ["c0"], "split": None, "truncated": False}
+    assert found["conversations"] == [[ASKED, {"role": "assistant", "content": "4"}]]
+    json.dumps(found)
+
+
+def test_a_call_that_cannot_be_trained_on_keeps_its_reason_and_conversation() -> None:
+    item = recorded(request("c0", [ASKED], {"role": "assistant", "content": "4"}), reasons=("validation",))
+    found = as_json(item)
+    assert (found["samples"], found["report"]["untrained"]) == ([], {"validation": 1})
+    assert len(found["conversations"]) == 1
+
+
+def test_a_rollout_without_calls_has_no_conversation() -> None:
+    found = as_json(recorded(reasons=(), reward=None))
+    assert (found["reward"], found["calls"], found["conversations"]) == (None, [], [])
+
+
+def test_supervised_rows_hold_messages_and_tools() -> None:
+    item = recorded(request("c0", [ASKED], CALLED, tools=[TOOL]))
+    (row,) = sft_rows(item)
+    answer = {"role": "assistant", "tool_calls": CALLED["tool_calls"]}
+    assert row == {"messages": [ASKED, answer], "tools": [TOOL]}
+
+
+def test_raw_rows_hold_everything_of_the_last_attempt() -> None:
+    item = recorded(event("reward", value=1.0))
+    assert list(raw_row(item)) == ["rollout", "attempts", "reward", "events"]
+    json.dumps(raw_row(item))
+
+
+def test_a_completion_is_a_conversation_too() -> None:
+    asked = {"request": {"prompt": "Once"}, "response": {"choices": [{"text": " upon"}]}}
+    assert conversation(asked) == [{"role": "prompt", "content": "Once"}, {"role": "assistant", "content": " upon"}]
+
+
+def test_messages_are_read_as_text_and_calls() -> None:
+    parts = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {}}]
+    assert list(message_lines({"role": "user", "content": parts})) == ["user: look [image_url]"]
+    assert list(message_lines(CALLED)) == ["assistant calls calculator(2+2)"]
+    (line,) = message_lines({"role": "tool", "content": "x" * 3000})
+    assert line.endswith("… (1000 more characters)")

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agl_cli.runstate import ProcessId, Record, RunLock, end, is_gone, left_record, read_record
+from agl_runtime.errors import PreconditionError
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits to be ended."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_the_holder_is_on_record_while_it_holds(tmp_path: Path) -> None:
+    with RunLock(tmp_path, "up") as lock:
+        lock.record({"gateway": ProcessId.of(os.getpid())})
+        record = read_record(tmp_path)
+        assert record is not None
+        assert (record.command, record.holder.pid, list(record.parts)) == ("up", os.getpid(), ["gateway"])
+    assert read_record(tmp_path) is None
+
+
+def test_a_second_command_is_refused_and_names_the_first(tmp_path: Path) -> None:
+    message = rf"`agl up` \(process {os.getpid()}\) is using this project. Wait for it to end, or stop it with"
+    with (
+        RunLock(tmp_path, "up"),
+        pytest.raises(PreconditionError, match=message),
+        RunLock(tmp_path, "run", patience_s=0),
+    ):
+        pass
+
+
+def test_the_lock_of_a_killed_holder_is_free(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys\nfrom agl_cli.runstate import RunLock\n"
+        "with RunLock(pathlib.Path(sys.argv[1]), 'up'):\n    print('held', flush=True)\n    input()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    holder.kill()
+    holder.communicate()
+    assert left_record(tmp_path) is not None
+    assert read_record(tmp_path) is None
+    with RunLock(tmp_path, "up", patience_s=0):
+        assert read_record(tmp_path) is not None
+
+
+def test_another_process_with_the_same_pid_is_not_meant(other: subprocess.Popen[bytes]) -> None:
+    known = ProcessId.of(other.pid)
+    assert known.process() is not None
+    assert ProcessId(known.pid, known.created - 100).process() is None
+
+
+def test_ending_asks_the_holder_to_stop(other: subprocess.Popen[bytes]) -> None:
+    record = Record("up", ProcessId.of(other.pid), 0.0)
+    assert not is_gone(record)
+    assert end(record)
+    assert is_gone(record)
+    assert not end(record)
+
+
+def test_ending_stops_parts_that_outlived_their_holder(other: subprocess.Popen[bytes]) -> None:
+    known = ProcessId.of(other.pid)
+    record = Record("up", ProcessId(known.pid, 0.0), 0.0, {"trainer": known})
+    assert end(record)
+    assert psutil.wait_procs([psutil.Process(other.pid)] if psutil.pid_exists(other.pid) else [], 10)[1] == []
+
+
+@pytest.mark.parametrize("content", ["", "{}", json.dumps({"command": "up", "holder": 3, "parts": {}}), "[]"])
+def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "up.json").write_text(content, encoding="utf-8")
+    assert left_record(tmp_path) is None
