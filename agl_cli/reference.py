@@ -56,6 +56,15 @@ ROLLOUT_KEYS = {
 }
 SCORE = "{pass_at_1, ci_low, ci_high, reward_mean, tasks, rollouts}"
 JSON_KEYS: dict[str, dict[str, str]] = {
+    "agl demo": {
+        "seed": "--seed",
+        "before": "pass@1 before training, or null",
+        "after": "pass@1 after training, or null",
+        "before_ci": "(where it was measured) its 95 % confidence interval, [low, high]",
+        "after_ci": "likewise",
+        "steps, seconds, train_seconds, checkpoint, ended, reason": "as of `agl up`",
+        "logprob_gap_max, agent_cpu_s_total, update_s_total": "as of `agl up`",
+    },
     "agl init": {
         "harness": "what was found",
         "command": "how the agent is started, as a list of arguments",
