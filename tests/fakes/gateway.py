@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agl_runtime.calls import Call, RolloutCalls
-from agl_runtime.errors import ConflictError
+from agl_runtime.errors import ConflictError, NotFoundError
 from agl_runtime.schemas import (
     TERMINAL_STATES,
     CheckpointRecord,
@@ -70,6 +70,7 @@ class FakeGateway:
     log: list[str] = field(default_factory=list)
     is_paused: bool = False
     inflight: int = 0
+    deleted: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __aenter__(self) -> FakeGateway:
@@ -141,6 +142,9 @@ class FakeGateway:
 
     async def calls(self, rollout_id: str) -> RolloutCalls:
         self._enter("calls")
+        if self.deleted:
+            self.deleted -= 1
+            raise NotFoundError(f"There is no rollout {rollout_id}.", status=404)
         end = self.ends[rollout_id]
         return RolloutCalls(rollout_id, "0", tuple(_calls(rollout_id, end)), end.reward)
 

@@ -26,7 +26,7 @@ from agl_runtime.trainer.measure import measure
 from agl_runtime.trainer.metrics import Line, MetricsLog, Outcome, Times, step_line, validation_line
 from agl_runtime.trainer.policy import Policy, TimedUpdate
 from agl_runtime.trainer.progress import Progress
-from agl_runtime.trainer.rollouts import Ended, RolloutDesk, Work, is_wanted, recipe
+from agl_runtime.trainer.rollouts import Ended, RolloutDesk, Work, is_orphan, recipe
 from agl_runtime.trainer.schedule import Group, Phase
 from agl_runtime.trainer.scoring import Candidate, Scores, score
 
@@ -39,6 +39,20 @@ log = logging.getLogger(__name__)
 class Tasks:
     train: TaskOrder
     val: tuple[Task, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What a loop works with; the policy serves already."""
+
+    project: Project
+    client: GatewayClient
+    policy: Policy
+    tasks: Tasks
+    run: state.Run
+    run_epoch: int
+    metrics: MetricsLog
+    progress: Progress
 
 
 def plan_of(config: Config, *, validates: bool) -> schedule.Plan:
@@ -57,30 +71,20 @@ def plan_of(config: Config, *, validates: bool) -> schedule.Plan:
 class TrainingLoop:
     """One run of one process, from a schedule state to the end. `run` is called once."""
 
-    def __init__(
-        self,
-        project: Project,
-        client: GatewayClient,
-        policy: Policy,
-        tasks: Tasks,
-        run: state.Run,
-        run_epoch: int,
-        metrics: MetricsLog,
-        progress: Progress,
-    ) -> None:
-        self._project = project
-        self._config = project.config
-        self._client = client
-        self._policy = policy
-        self._tasks = tasks
-        self._run = run
-        self._run_epoch = run_epoch
-        self._metrics = metrics
-        self._progress = progress
-        self._plan = plan_of(project.config, validates=bool(tasks.val))
-        self._recipe = recipe(project.config)
-        self._limits = Limits(project.config.train.max_prompt_tokens, project.config.train.max_response_tokens)
-        self._desk = RolloutDesk(client, project.config.agent.timeout_s)
+    def __init__(self, context: RunContext) -> None:
+        self._project = context.project
+        self._config = context.project.config
+        self._client = context.client
+        self._policy = context.policy
+        self._tasks = context.tasks
+        self._run = context.run
+        self._run_epoch = context.run_epoch
+        self._metrics = context.metrics
+        self._progress = context.progress
+        self._plan = plan_of(self._config, validates=bool(self._tasks.val))
+        self._recipe = recipe(self._config)
+        self._limits = Limits(self._config.train.max_prompt_tokens, self._config.train.max_response_tokens)
+        self._desk = RolloutDesk(self._client, self._config.agent.timeout_s)
         self._going: set[asyncio.Task[schedule.Event]] = set()
         self._finished: dict[int, list[tuple[Ended, Candidate]]] = {}
         self._consumed: list[str] = []
@@ -92,13 +96,13 @@ class TrainingLoop:
 
     async def run(self, begin_at: schedule.State, stop: asyncio.Event) -> Outcome:
         """Raises AglError when something fails for good."""
-        self._state = begin_at
+        self._state = replace(begin_at, stopping=stop.is_set())
         try:
             await self._desk.open()
             self._go(self._desk.watch())
             self._go(self._progress.report(self._client, self._policy.announce))
             self._go(_asked(stop))
-            await self._desk.cancel_others(self._is_wanted)
+            await self._desk.cancel(self._is_orphan)
             await self._move(schedule.begin(self._plan, self._state))
             while self._outcome is None:
                 done, _ = await asyncio.wait(self._going, return_when=asyncio.FIRST_COMPLETED)
@@ -191,10 +195,10 @@ class TrainingLoop:
         self._progress.enter(Phase.SAVING)
         began = time.monotonic()
         folder = state.checkpoint_folder(self._project.state_dir, at.version)
-        content = state.checkpoint_state(self._run.run_id, self._run_epoch, at, self._consumed, self._line or {})
-        await self._policy.save(folder, content)
+        saved = state.SavedState.of(self._run.run_id, self._run_epoch, at, self._consumed, self._line)
+        await self._policy.save(folder, saved.model_dump(mode="json"))
         self._write_line(save_s=time.monotonic() - began)
-        await self._client.record_checkpoint(state.record_of(folder, content))
+        await self._client.record_checkpoint(saved.record(folder))
         self._consumed = []
         state.prune_checkpoints(self._project.state_dir, self._run.run_id, self._config.train.keep_checkpoints)
         return schedule.Saved()
@@ -227,9 +231,9 @@ class TrainingLoop:
         size = self._config.train.group_size if is_train else self._config.eval.samples
         return Work(self._run.run_id, version, place, task, size, step, is_train, self._recipe)
 
-    def _is_wanted(self, rollout: Rollout) -> bool:
+    def _is_orphan(self, rollout: Rollout) -> bool:
         versions = {self._state.version, *(group.version for group in self._state.open)}
-        return is_wanted(rollout, self._run.run_id, versions, self._recipe)
+        return is_orphan(rollout, self._run.run_id, versions, self._recipe)
 
 
 async def _asked(stop: asyncio.Event) -> schedule.Event:

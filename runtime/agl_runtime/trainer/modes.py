@@ -21,7 +21,7 @@ from agl_runtime.part import METRICS_FILE, SUMMARY_FILE, Part, connect
 from agl_runtime.trainer import checks, state
 from agl_runtime.trainer.backends.base import Backend
 from agl_runtime.trainer.external import ExternalServer
-from agl_runtime.trainer.loop import Tasks, TrainingLoop
+from agl_runtime.trainer.loop import RunContext, Tasks, TrainingLoop
 from agl_runtime.trainer.measure import Measured, measure
 from agl_runtime.trainer.metrics import MetricsLog, Outcome, summary, validation_line, write_summary
 from agl_runtime.trainer.policy import Policy
@@ -62,10 +62,11 @@ async def train(part: Part, stop: asyncio.Event, outside: Outside = Outside()) -
             metrics.rewind(run.steps)
             _summarise(project, run, metrics, _complete_already(run, newest))
             return
-        metrics.rewind(newest.step if newest else 0, newest.line if newest else None)
+        metrics.rewind(newest.saved.step if newest else 0, newest.saved.line if newest else None)
         try:
             outcome = await _run(part, stop, outside, base, tasks, run, newest, metrics)
         except AglError as error:
+            newest = state.newest_checkpoint(project.state_dir, run.run_id)
             step = max((line["step"] for line in metrics.lines), default=0)
             failed = Outcome("failed", step, newest.version if newest else BASE_VERSION, str(error))
             _summarise(project, run, metrics, failed)
@@ -156,15 +157,15 @@ async def _run(
     project = part.project
     backend = outside.make_backend(project.config, base)
     epoch = state.next_epoch(project.state_dir)
-    begin_at = newest.schedule_state(metrics.validated()) if newest else State(validated=metrics.validated())
+    begin_at = newest.saved.schedule_state(metrics.validated()) if newest else State(validated=metrics.validated())
     progress = Progress(run_id=run.run_id, step=begin_at.step, steps=project.config.train.steps)
     async with await outside.connect(part) as client:
         await client.report(progress.status())
         policy = Policy(client, backend, project.config.gateway.upstream_timeout_s)
         async with policy.serving(epoch, newest.folder if newest else None):
             if newest:
-                await client.record_checkpoint(newest.record)
-            loop = TrainingLoop(project, client, policy, tasks, run, epoch, metrics, progress)
+                await client.record_checkpoint(newest.saved.record(newest.folder))
+            loop = TrainingLoop(RunContext(project, client, policy, tasks, run, epoch, metrics, progress))
             outcome = await loop.run(begin_at, stop)
         await _say_done(client, progress)
         return outcome

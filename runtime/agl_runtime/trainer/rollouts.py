@@ -20,7 +20,7 @@ import orjson
 from agl_runtime.calls import RolloutCalls
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Config
-from agl_runtime.errors import ConflictError
+from agl_runtime.errors import ConflictError, NotFoundError
 from agl_runtime.schemas import (
     TERMINAL_STATES,
     PolicyVersion,
@@ -37,6 +37,7 @@ PAGE = 1000
 CHUNK = 100
 FETCHES = 8
 NO_REWARD = "ended without a reward"
+DELETED = "deleted from the store before the trainer had read it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +63,20 @@ class Work:
         return tuple(f"{self.group_id}-{index}" for index in range(self.size))
 
     def creates(self, timeout_s: float) -> list[RolloutCreate]:
+        about = {
+            "run_id": self.run_id,
+            "group_id": self.group_id,
+            "task_id": self.task.task_id,
+            "step": self.step,
+            "weights": str(self.version),
+            "recipe": self.recipe,
+        }
         return [
             RolloutCreate(
                 input=self.task.data,
                 is_train=self.is_train,
                 config=RolloutConfig(timeout_seconds=math.ceil(timeout_s)),
-                metadata=RolloutMetadata.model_validate(
-                    {
-                        "run_id": self.run_id,
-                        "group_id": self.group_id,
-                        "task_id": self.task.task_id,
-                        "index": index,
-                        "step": self.step,
-                        "weights": str(self.version),
-                        "recipe": self.recipe,
-                    }
-                ),
+                metadata=RolloutMetadata.model_validate({**about, "index": index}),
                 rollout_id=rollout_id,
             )
             for index, rollout_id in enumerate(self.rollout_ids)
@@ -151,14 +150,12 @@ class RolloutDesk:
         """Wait for every rollout of work that was enqueued, each fetched as soon as it has ended."""
         return list(await asyncio.gather(*(self._result(name, progress) for name in work.rollout_ids)))
 
-    async def cancel_others(self, keep: Callable[[Rollout], bool]) -> list[str]:
-        """End the waiting and running rollouts that a trainer enqueued and that `keep` disowns; returns their ids."""
-        unfinished = await self._client.rollouts([RolloutState.QUEUING, RolloutState.RUNNING], limit=PAGE)
-        gone = [item for item in unfinished if is_own(item) and not keep(item)]
-        for item in gone:
-            with contextlib.suppress(ConflictError):  # it has just ended by itself
-                await self._client.finish(item.rollout_id, RolloutState.FAILED, "The trainer no longer needs it.")
-        return [item.rollout_id for item in gone]
+    async def cancel(self, is_orphan: Callable[[Rollout], bool]) -> None:
+        """End those waiting and running rollouts that nobody waits for any more."""
+        for item in await self._client.rollouts([RolloutState.QUEUING, RolloutState.RUNNING], limit=PAGE):
+            if is_orphan(item):
+                with contextlib.suppress(ConflictError):  # it has just ended by itself
+                    await self._client.finish(item.rollout_id, RolloutState.FAILED, "The trainer no longer needs it.")
 
     async def _result(self, rollout_id: str, progress: Callable[[Ended], None] | None) -> Ended:
         await self._waiting[rollout_id]
@@ -170,7 +167,10 @@ class RolloutDesk:
         return ended
 
     async def _fetch(self, rollout_id: str) -> Ended:
-        calls = await self._client.calls(rollout_id)
+        try:
+            calls = await self._client.calls(rollout_id)
+        except NotFoundError:
+            return Ended(rollout_id, None, RolloutCalls(rollout_id, "", (), None), DELETED)
         exits = await self._client.events(rollout_id, event_type="agent_exit")
         used = exits[-1].data if exits else {}
         reward = calls.reward if calls.reward is not None and math.isfinite(calls.reward) else None
@@ -185,13 +185,11 @@ class RolloutDesk:
             future.set_result(None)
 
 
-def is_own(rollout: Rollout) -> bool:
-    """Whether a trainer enqueued it (and not a person or a program that uses the gateway directly)."""
-    return bool((rollout.metadata.model_extra or {}).get("weights"))
-
-
-def is_wanted(rollout: Rollout, run_id: str, versions: Iterable[PolicyVersion], recipe: str) -> bool:
-    """Whether work of this run under one of these weights and this recipe may still wait for it."""
-    extra = rollout.metadata.model_extra or {}
-    texts = {str(version) for version in versions}
-    return extra.get("run_id") == run_id and extra.get("weights") in texts and extra.get("recipe") == recipe
+def is_orphan(rollout: Rollout, run_id: str, versions: Iterable[PolicyVersion], recipe: str) -> bool:
+    """Whether a trainer enqueued it (and not somebody who uses the gateway directly), but not for this run, one of
+    these weights and this recipe."""
+    about = rollout.metadata.model_extra or {}
+    if "weights" not in about:
+        return False
+    is_of_run = about["run_id"] == run_id and about["recipe"] == recipe
+    return not (is_of_run and about["weights"] in {str(version) for version in versions})

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
 
 from agl_runtime.errors import ConfigError, PreconditionError, TrainerError
 from agl_runtime.schemas import CheckpointRecord, PolicyVersion
@@ -32,8 +33,7 @@ STATE_FILE = "state.json"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(BaseModel):
     """`policy` and `seed` are what it began with; `ended` says how it last ended at `steps`, None while it runs."""
 
     run_id: str
@@ -43,30 +43,59 @@ class Run:
     steps: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RunFile:
+class RunFile(BaseModel):
     """`epoch` is that of the newest start of any trainer of the project."""
 
     epoch: int = 0
     run: Run | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A whole checkpoint. `record` is what the store is told of it, `line` the metrics of the step that it ended."""
+class SavedState(BaseModel):
+    """The content of `state.json`. `updates` is that of `version`, the name of the weights; `open` has number and
+    version of each group under way. `consumed` are the rollouts trained since the checkpoint before it; `line` the
+    metrics of the last step, which a crash may keep from their own file."""
 
-    folder: Path
     run_id: str
     run_epoch: int
-    version: PolicyVersion
+    version: str
+    updates: int
     step: int
     next_group: int
-    open: tuple[Group, ...]
-    record: CheckpointRecord
+    open: list[tuple[int, str]]
+    consumed: list[str]
     line: dict[str, Any]
 
+    @classmethod
+    def of(cls, run_id: str, run_epoch: int, at: State, consumed: list[str], line: dict[str, Any] | None) -> SavedState:
+        return cls(
+            run_id=run_id,
+            run_epoch=run_epoch,
+            version=str(at.version),
+            updates=at.version.updates,
+            step=at.step,
+            next_group=at.next_group,
+            open=[(group.number, str(group.version)) for group in at.open],
+            consumed=consumed,
+            line=line or {},
+        )
+
     def schedule_state(self, validated: int) -> State:
-        return resumed(self.step, self.version, self.next_group, self.open, validated)
+        groups = [Group(number, PolicyVersion.parse(version)) for number, version in self.open]
+        return resumed(self.step, PolicyVersion.parse(self.version), self.next_group, groups, validated)
+
+    def record(self, folder: Path) -> CheckpointRecord:
+        """What the store is told of it."""
+        return CheckpointRecord(
+            run_id=self.run_id, version=self.version, step=self.step, path=str(folder), rollout_ids=self.consumed
+        )
+
+
+class Checkpoint(NamedTuple):
+    """A whole checkpoint."""
+
+    folder: Path
+    version: PolicyVersion
+    saved: SavedState
 
 
 @contextlib.contextmanager
@@ -91,16 +120,15 @@ def read_run_file(state_dir: Path) -> RunFile:
     """Rebuilt from the newest checkpoint where it is missing. Raises TrainerError when it is there and broken."""
     file = state_dir / RUN_FILE
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-        return RunFile(int(raw["epoch"]), Run(**raw["run"]) if raw["run"] else None)
+        return RunFile.model_validate_json(file.read_bytes())
     except FileNotFoundError:
-        return RunFile(max((found.run_epoch for found in checkpoints(state_dir)), default=0))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return RunFile(epoch=max((found.saved.run_epoch for found in checkpoints(state_dir)), default=0))
+    except (OSError, ValidationError) as error:
         raise TrainerError(f"{file} is broken.", "Move the folder .agl aside to begin anew.") from error
 
 
 def write_run_file(state_dir: Path, content: RunFile) -> None:
-    replace_file(state_dir / RUN_FILE, json.dumps(asdict(content)))
+    replace_file(state_dir / RUN_FILE, content.model_dump_json())
 
 
 def replace_file(file: Path, text: str) -> None:
@@ -116,7 +144,7 @@ def replace_file(file: Path, text: str) -> None:
 def next_epoch(state_dir: Path) -> int:
     """A run epoch that no trainer of this project had before."""
     content = read_run_file(state_dir)
-    write_run_file(state_dir, replace(content, epoch=content.epoch + 1))
+    write_run_file(state_dir, content.model_copy(update={"epoch": content.epoch + 1}))
     return content.epoch + 1
 
 
@@ -135,42 +163,15 @@ def open_run(state_dir: Path, policy: str, seed: int) -> Run:
             "Put them back to continue it, or move the folder .agl aside to begin a new run.",
         )
     if run is None or (run.policy, run.seed) != (policy, seed) or run.ended == "no_signal":
-        run = Run(f"r{secrets.token_hex(4)}", policy, seed)
-        write_run_file(state_dir, replace(content, run=run))
+        run = Run(run_id=f"r{secrets.token_hex(4)}", policy=policy, seed=seed)
+        write_run_file(state_dir, RunFile(epoch=content.epoch, run=run))
     return run
 
 
 def close_run(state_dir: Path, run: Run, ended: str, steps: int) -> None:
     """Note how the run ended."""
-    write_run_file(state_dir, replace(read_run_file(state_dir), run=replace(run, ended=ended, steps=steps)))
-
-
-def checkpoint_state(
-    run_id: str, run_epoch: int, state: State, consumed: Sequence[str], line: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The content of `state.json`, which `checkpoints` reads. `consumed` are the rollouts trained since the checkpoint
-    before it, `line` the metrics of the last step, which a crash may keep from their own file."""
-    return {
-        "run_id": run_id,
-        "run_epoch": run_epoch,
-        "version": str(state.version),
-        "updates": state.version.updates,
-        "step": state.step,
-        "next_group": state.next_group,
-        "open": [[group.number, str(group.version)] for group in state.open],
-        "consumed": list(consumed),
-        "line": dict(line),
-    }
-
-
-def record_of(folder: Path, content: Mapping[str, Any]) -> CheckpointRecord:
-    return CheckpointRecord(
-        run_id=content["run_id"],
-        version=content["version"],
-        step=content["step"],
-        path=str(folder),
-        rollout_ids=content["consumed"],
-    )
+    closed = run.model_copy(update={"ended": ended, "steps": steps})
+    write_run_file(state_dir, RunFile(epoch=read_run_file(state_dir).epoch, run=closed))
 
 
 def checkpoint_folder(state_dir: Path, version: PolicyVersion) -> Path:
@@ -179,39 +180,32 @@ def checkpoint_folder(state_dir: Path, version: PolicyVersion) -> Path:
 
 def checkpoints(state_dir: Path) -> list[Checkpoint]:
     """Every whole checkpoint, oldest first: a later run epoch goes on from what earlier ones made."""
-    found = (_read_checkpoint(file) for file in (state_dir / CHECKPOINTS).glob(f"[0-9]*.*/{STATE_FILE}"))
+    found = (_read_checkpoint(file) for file in (state_dir / CHECKPOINTS).glob(f"*/{STATE_FILE}") if _is_placed(file))
     return sorted((item for item in found if item is not None), key=lambda item: item.version)
 
 
 def newest_checkpoint(state_dir: Path, run_id: str | None = None) -> Checkpoint | None:
     """Of one run, or of any."""
-    return next((item for item in reversed(checkpoints(state_dir)) if run_id in (None, item.run_id)), None)
+    return next((item for item in reversed(checkpoints(state_dir)) if run_id in (None, item.saved.run_id)), None)
 
 
 def prune_checkpoints(state_dir: Path, run_id: str, keep: int) -> None:
     """Delete the oldest of the run beyond `keep`; a deletion cut short leaves no whole checkpoint behind."""
-    own = [item for item in checkpoints(state_dir) if item.run_id == run_id]
+    own = [item for item in checkpoints(state_dir) if item.saved.run_id == run_id]
     for item in own[:-keep]:
         (item.folder / STATE_FILE).unlink()
         shutil.rmtree(item.folder)
 
 
+def _is_placed(file: Path) -> bool:
+    """Not one that was still being written beside its place."""
+    return re.fullmatch(r"\d+\.\d+", file.parent.name) is not None
+
+
 def _read_checkpoint(file: Path) -> Checkpoint | None:
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-        if raw["version"] != file.parent.name:
-            raise ValueError("still being written")
-        return Checkpoint(
-            folder=file.parent,
-            run_id=raw["run_id"],
-            run_epoch=raw["run_epoch"],
-            version=PolicyVersion.parse(raw["version"]),
-            step=raw["step"],
-            next_group=raw["next_group"],
-            open=tuple(Group(number, PolicyVersion.parse(version)) for number, version in raw["open"]),
-            record=record_of(file.parent, raw),
-            line=raw["line"],
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        saved = SavedState.model_validate_json(file.read_bytes())
+        return Checkpoint(file.parent, PolicyVersion.parse(saved.version), saved)
+    except (OSError, ValueError) as error:
         log.warning("%s is no whole checkpoint (%s) and is left alone", file.parent, type(error).__name__)
         return None

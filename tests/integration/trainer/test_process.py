@@ -110,7 +110,7 @@ async def test_a_trainer_asked_to_stop_ends_in_order(tmp_path: Path, policy: Pat
     assert code == 0, errors
     summary = read_summary(project)
     assert summary["ended"] == "stopped"
-    assert checkpoints(project.state_dir)[-1].step == summary["steps"] >= 1
+    assert checkpoints(project.state_dir)[-1].saved.step == summary["steps"] >= 1
 
 
 @pytest.mark.parametrize(

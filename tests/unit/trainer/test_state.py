@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,8 +22,8 @@ def save(version: str, run_id: str = "r1", step: int = 1, consumed: tuple[str, .
     at = State(step=step, version=parsed, next_group=step * 2, open=(Group(7, PolicyVersion(1, 1)),))
     folder = state.checkpoint_folder(HERE, parsed)
     folder.mkdir(parents=True)
-    content = state.checkpoint_state(run_id, parsed.epoch, at, consumed, {"step": step})
-    (folder / "state.json").write_text(json.dumps(content))
+    saved = state.SavedState.of(run_id, parsed.epoch, at, list(consumed), {"step": step})
+    (folder / "state.json").write_text(saved.model_dump_json())
     return folder
 
 
@@ -72,18 +70,19 @@ def test_a_run_that_ended_without_signal_is_followed_by_a_new_one() -> None:
 def test_how_a_run_ended_is_kept() -> None:
     run = state.open_run(HERE, "model", 0)
     state.close_run(HERE, run, "complete", 5)
-    assert state.open_run(HERE, "model", 0) == replace(run, ended="complete", steps=5)
+    assert state.open_run(HERE, "model", 0) == run.model_copy(update={"ended": "complete", "steps": 5})
 
 
 def test_a_checkpoint_gives_back_the_state_that_was_saved() -> None:
     folder = save("2.3", step=3, consumed=("a", "b"))
     found = state.newest_checkpoint(HERE)
     assert found is not None
-    at = found.schedule_state(validated=0)
+    at = found.saved.schedule_state(validated=0)
     assert (at.step, at.version, at.next_group, at.validated) == (3, PolicyVersion(2, 3), 6, 0)
     assert at.open == (Group(7, PolicyVersion(1, 1)),)
     assert at.saved == at.version
-    assert (found.record.rollout_ids, found.record.path) == (["a", "b"], str(folder))
+    record = found.saved.record(folder)
+    assert (record.rollout_ids, record.path, record.step, record.version) == (["a", "b"], str(folder), 3, "2.3")
 
 
 def test_the_newest_checkpoint_is_the_last_of_the_last_run_epoch() -> None:

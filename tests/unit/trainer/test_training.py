@@ -284,6 +284,25 @@ async def test_a_stop_while_validating_ends_at_once_and_the_validation_is_found_
     assert read_summary(project)["before"]["pass_at_1"] == 1.0
 
 
+async def test_a_stop_asked_before_the_policy_serves_begins_nothing() -> None:
+    project, gateway, stop = make_project(RUN), FakeGateway(), asyncio.Event()
+    stop.set()
+    await run_trainer(project, gateway, stop=stop)
+    assert gateway.rollouts_by_id == {}
+    assert read_summary(project)["ended"] == "stopped"
+
+
+async def test_a_rollout_deleted_before_it_was_read_counts_as_failed() -> None:
+    project, gateway = (
+        make_project(RUN, {"train.steps": "1", "train.group_size": "3", "data.val": "null"}),
+        FakeGateway(),
+    )
+    gateway.deleted = 1
+    await run_trainer(project, gateway)
+    (step,) = read_lines(project)
+    assert (step["rollouts"], step["failed"]) == (6, 1)
+
+
 async def test_rollouts_that_nobody_waits_for_any_more_are_ended() -> None:
     project = make_project(RUN)
     gateway = FakeGateway(lambda rollout: None)
