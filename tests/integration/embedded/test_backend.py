@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -139,6 +140,29 @@ async def test_a_broken_checkpoint_is_a_clear_error(start: Any, noise: Path, tmp
     (tmp_path / "c" / "trainer.pt").unlink()
     with pytest.raises(TrainerError, match=r"trainer\.pt cannot be read"):
         await start(noise, resume_from=tmp_path / "c")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stopping_ends_calls_in_flight(
+    start: Any, noise: Path, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    backend, _, client = await start(noise, max_batch=1)
+    messages = [{"role": "user", "content": "Go on"}]
+    first = await client.chat.completions.create(model="policy", messages=messages, stream=True, seed=2)
+    await first.__anext__()
+
+    async def second() -> None:
+        answer = await client.chat.completions.create(model="policy", messages=messages, stream=stream, n=50)
+        if stream:
+            async for _ in answer:
+                pass
+
+    waiting = asyncio.create_task(second())
+    await client.models.list()
+    await backend.stop()
+    with pytest.raises(openai.APIError):
+        await waiting
+    assert "Traceback" not in caplog.text
 
 
 async def test_a_backend_that_does_not_run_says_so(start: Any, noise: Path) -> None:

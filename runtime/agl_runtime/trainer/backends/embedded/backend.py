@@ -122,6 +122,7 @@ class EmbeddedBackend:
         if self._now is None:
             return
         now, self._now = self._now, None
+        await asyncio.to_thread(now.engine.close)
         await asyncio.to_thread(now.server.stop)
         await asyncio.to_thread(now.engine.stop)
         now.server.close()

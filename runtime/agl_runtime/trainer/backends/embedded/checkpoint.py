@@ -53,9 +53,12 @@ def save_checkpoint(
             _flush(path)
         partial.rename(folder)
         _flush(folder.parent)
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise TrainerError(f"The checkpoint {folder} cannot be written: {error}.", "Free space on the disk.") from error
+        raise TrainerError(
+            f"The checkpoint {folder} cannot be written: {error}.",
+            "Correct that, then resume from the last checkpoint.",
+        ) from error
 
 
 def read_updates(folder: Path) -> int:

@@ -7,6 +7,7 @@ also where a tokenizer marks them as special.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,13 +21,17 @@ from agl_runtime.trainer.backends.embedded.tools import CLOSE, OPEN
 Message = dict[str, Any]
 
 
+# How chat templates ask whether a call's arguments come as text or parsed.
+_TAKES_TEXT = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")
+
+
 class Codec:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         tags = {tokenizer.convert_tokens_to_ids(tag) for tag in (OPEN, CLOSE)}
         self._hidden = (set(tokenizer.all_special_ids) | set(stop_ids)) - tags
         # Some templates write arguments that come as text once more as a JSON string: those get the parsed value.
-        self._takes_text = "arguments is string" in str(tokenizer.chat_template)
+        self._takes_text = bool(_TAKES_TEXT.search(str(tokenizer.chat_template)))
         self._pieces: dict[int, str] = {}
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any], template: Mapping[str, Any]) -> list[int]:

@@ -60,6 +60,7 @@ class Engine:
         self._waiting: deque[Generation] = deque()
         self._reading = self._decoding = Batch(policy, [])
         self._signals: list[Signal] = []
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -69,8 +70,13 @@ class Engine:
     def start(self) -> None:
         self._thread.start()
 
+    def close(self) -> None:
+        """Finish all generations, those that are yet to be submitted too, with "error"."""
+        self.call(self._close).result()
+
     def stop(self) -> None:
-        """End the thread; what is unfinished finishes with "error". Nothing may be submitted afterwards."""
+        """Close, and end the thread. Nothing may be submitted afterwards."""
+        self.close()
         self._inbox.put(None)
         self._thread.join()
 
@@ -112,8 +118,6 @@ class Engine:
                 logger.exception("decoding step failed; %d generations end", len(failed))
                 self._fail(failed)
             self._send_signals()
-        self._fail([*self._take_rows(), *self._waiting])
-        self._send_signals()
 
     def _take_inbox(self) -> bool:
         """Handle all that has come in, waiting only when there is nothing to decode; False when told to stop."""
@@ -124,10 +128,18 @@ class Engine:
                 return True
             if item is None:
                 return False
-            if isinstance(item, Generation):
-                self._waiting.append(item)
-            else:
+            if not isinstance(item, Generation):
                 item()
+            elif self._closed:
+                self._fail([item])
+            else:
+                self._waiting.append(item)
+            self._send_signals()
+
+    def _close(self) -> None:
+        self._closed = True
+        self._fail([*self._take_rows(), *self._waiting])
+        self._waiting.clear()
 
     def _fail(self, generations: Sequence[Generation]) -> None:
         for generation in generations:

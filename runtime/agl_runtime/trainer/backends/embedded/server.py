@@ -136,7 +136,9 @@ def _event(content: Json) -> bytes:
 
 
 def _engine_failed() -> RequestRefused:
-    return RequestRefused("The model server failed while it sampled.", "Look at the trainer's log.", status=500)
+    return RequestRefused(
+        "The model server failed or was stopped while it sampled.", "Look at the trainer's log.", status=500
+    )
 
 
 class ServerThread:
