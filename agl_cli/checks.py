@@ -286,3 +286,9 @@ TRAINING: dict[str, Check] = (
     {"training tasks": training_tasks} | EVALUATION | {"gpu": gpu, "training": training, "isolation": isolation}
 )
 ALL: dict[str, Check] = {"python": python} | TRAINING | {"disk": disk}
+
+
+def all_for(project: Project) -> dict[str, Check]:
+    """Every check that concerns the project: with a model server that is not agl's, nothing is trained."""
+    own = project.config.model.endpoint is None
+    return ALL if own else {name: check for name, check in ALL.items() if name in EVALUATION or name not in TRAINING}

@@ -30,7 +30,7 @@ def row_line(row: Row, steps: int | None = None) -> str | None:
         return None
     head = f"step {row['step']}{f'/{steps}' if steps else ''}"
     if row.get("skipped"):
-        return f"{head}  skipped: {row['skipped']}"
+        return f"{head}  reward {_number(row['reward_mean'], '.2f')}  skipped: {row['skipped']}"
     without = f" ({row['groups_without_spread']} without spread)" if row["groups_without_spread"] else ""
     failed = f" ({row['failed']} failed)" if row["failed"] else ""
     return "  ".join(

@@ -12,15 +12,15 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
 from agl_runtime.errors import PreconditionError
 
-LOCK_FILE = "run/lock"
+LOCK_NAME = "lock"
 RECORD_FILE = "run/up.json"
 END_PATIENCE_S = 240.0  # each of three parts may take its grace
 CREATED_SLACK_S = 1.0  # the clock that creation times are told in may be corrected
@@ -66,8 +66,7 @@ class RunLock:
         self._file: int | None = None
 
     def __enter__(self) -> RunLock:
-        file = self._state_dir / LOCK_FILE
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = private_folder(self._state_dir, "run") / LOCK_NAME
         handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         give_up_at = time.monotonic() + self._patience_s
         while not _lock(handle):
@@ -76,6 +75,8 @@ class RunLock:
                 raise _held(read_record(self._state_dir))
             time.sleep(0.1)
         self._file = handle
+        if (left := left_record(self._state_dir)) is not None:
+            _end([], _alive(left.parts.values()))  # what a killed holder started is on its way out
         self.record({})
         return self
 
@@ -87,11 +88,18 @@ class RunLock:
 
     def record(self, parts: Mapping[str, ProcessId]) -> None:
         """Say which processes are supervised now."""
-        value = asdict(Record(self._record.command, self._record.holder, self._record.started_at, dict(parts)))
+        value = asdict(replace(self._record, parts=dict(parts)))
         file = self._state_dir / RECORD_FILE
         fresh = file.with_suffix(".new")
         fresh.write_text(json.dumps(value), encoding="utf-8")
         fresh.replace(file)
+
+
+def private_folder(state_dir: Path, name: str) -> Path:
+    """A folder in the state folder; both are for their owner only."""
+    for folder in (state_dir, state_dir / name):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return state_dir / name
 
 
 def read_record(state_dir: Path) -> Record | None:
@@ -110,19 +118,22 @@ def left_record(state_dir: Path) -> Record | None:
         return None
 
 
-def end(record: Record, patience_s: float = END_PATIENCE_S) -> bool:
-    """Ask the holder, or parts that outlived it, to stop, and wait until they have. False when none was alive."""
-    holder = record.holder.process()
-    asked = [holder] if holder else [found for part in record.parts.values() if (found := part.process())]
-    for process in asked:
+def end(record: Record) -> bool | None:
+    """Ask the holder, or parts that outlived it, to stop, and wait for all of them. None when none was alive, False
+    when some did not stop."""
+    return _end(_alive([record.holder]), _alive(record.parts.values()))
+
+
+def _end(holder: list[psutil.Process], parts: list[psutil.Process]) -> bool | None:
+    for process in holder or parts:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-    psutil.wait_procs(asked, timeout=patience_s)
-    return bool(asked)
+    still = psutil.wait_procs(holder + parts, timeout=END_PATIENCE_S)[1]
+    return not still if holder or parts else None
 
 
-def is_gone(record: Record) -> bool:
-    return all(known.process() is None for known in (record.holder, *record.parts.values()))
+def _alive(known: Iterable[ProcessId]) -> list[psutil.Process]:
+    return [process for item in known if (process := item.process()) is not None]
 
 
 def _lock(handle: int) -> bool:

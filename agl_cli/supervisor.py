@@ -21,12 +21,12 @@ from pathlib import Path
 import psutil
 
 from agl_cli import diagnostics
-from agl_cli.runstate import ProcessId
+from agl_cli.runstate import ProcessId, private_folder
 from agl_runtime.part import GATEWAY_FILE
 
 STOP_ORDER = ("controller", "trainer", "gateway")
 LOG_LIMIT_BYTES = 16 * 2**20
-HEALTHY_S = 60.0
+HEALTHY_S = 900.0  # a part that lived longer has not died of what its last start began with
 FIRST_PAUSE_S = 0.5
 MOST_DEATHS = 4
 STOP_GRACE_S = 60.0
@@ -109,7 +109,7 @@ class Supervisor:
         self._ended: asyncio.Future[PartEnd] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        (self._state_dir / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self._state_dir, "logs")
         (self._state_dir / GATEWAY_FILE).unlink(missing_ok=True)  # where an earlier gateway listened
         for command in self._commands.values():
             self._tasks[command.name] = asyncio.create_task(self._keep(command))
@@ -159,7 +159,7 @@ class Supervisor:
                 return
             deaths = 1 if time.monotonic() - child.started > HEALTHY_S else deaths + 1
             pause_s = None if command.once and code == 0 else after_exit(code, deaths)
-            error = last_error(log_file, offset)
+            error = last_error(log_file, offset) if code > 0 else None
             if pause_s is None:
                 if not self._ended.done():
                     self._ended.set_result(PartEnd(command.name, code, error))

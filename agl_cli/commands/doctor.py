@@ -26,7 +26,10 @@ def doctor(project: ProjectDir = HERE, settings: Settings = None, as_json: AsJso
     except ConfigError as error:
         findings = [Finding(CONFIGURATION, "failed", error.what, error.fix, diagnostics.USAGE)]
     else:
-        findings = [Finding(CONFIGURATION, "ok", str(opened.root / CONFIGURATION)), *checks.examine(opened, checks.ALL)]
+        findings = [
+            Finding(CONFIGURATION, "ok", str(opened.root / CONFIGURATION)),
+            *checks.examine(opened, checks.all_for(opened)),
+        ]
         look = asyncio.run(status.look(opened))
         findings += [_calls(look)] if look["running"] else []
     _show(findings, as_json=as_json)

@@ -12,9 +12,10 @@ from agl_cli.project import open_project
 def down(project: ProjectDir = HERE) -> None:
     """Stop what runs here. What was recorded and trained is kept, and `agl up` resumes."""
     record = runstate.left_record(open_project(project).state_dir)
-    if record is None or not runstate.end(record):
+    stopped = runstate.end(record) if record else None
+    if record is None or stopped is None:
         diagnostics.note("Nothing runs here.")
-    elif runstate.is_gone(record):
+    elif stopped:
         diagnostics.note(f"Stopped `agl {record.command}`.")
     else:
         diagnostics.problem(f"`agl {record.command}` has not stopped yet.", "Run `agl down` again, or see `agl logs`.")

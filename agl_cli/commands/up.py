@@ -16,12 +16,12 @@ from agl_cli import checks, diagnostics, output, training
 from agl_cli.options import HERE, AsJson, ProjectDir, Settings
 from agl_cli.progress import pass_at_1
 from agl_cli.project import open_project
-from agl_cli.runstate import read_record
+from agl_cli.runstate import private_folder, read_record
 from agl_runtime.config import Project
 from agl_runtime.part import GATEWAY_FILE
 
 DETACHED_START_S = 60.0
-ANNOUNCED = ("training tasks", "validation tasks", "training", "isolation")
+ANNOUNCED = ("model", "training tasks", "validation tasks", "training", "isolation")
 
 
 def up(
@@ -78,8 +78,7 @@ def _show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
 
 def _detach(project: Project, settings: Sequence[str]) -> None:
     """Start `agl up` in a session of its own and wait until it runs, or has ended."""
-    log_file = project.state_dir / "logs" / "up.log"
-    log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log_file = private_folder(project.state_dir, "logs") / "up.log"
     words = [sys.executable, "-m", "agl_cli.main", "up", "--project", str(project.root)]
     words += [word for item in settings for word in ("--set", item)]
     with log_file.open("wb") as log:

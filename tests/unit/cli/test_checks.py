@@ -191,6 +191,11 @@ def test_doctor_is_ready_for_a_good_project(tmp_path: Path, monkeypatch: pytest.
     assert "Without a GPU this machine" in by_name["training"]["what"]
 
 
+def test_doctor_asks_nothing_of_training_where_a_foreign_server_serves(tmp_path: Path) -> None:
+    project = open_project(make_project(tmp_path / "project"), ["model.endpoint=http://127.0.0.1:9/v1"])
+    assert set(checks.ALL) - set(checks.all_for(project)) == {"training tasks", "gpu", "training", "isolation"}
+
+
 def test_doctor_names_every_failure_with_its_remedy(tmp_path: Path) -> None:
     root = make_project(tmp_path / "project")
     (root / "reward.py").write_text("import nothing_of_the_kind\n", encoding="utf-8")

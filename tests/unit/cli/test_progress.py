@@ -38,7 +38,7 @@ def test_what_was_not_measured_is_a_dash() -> None:
 
 def test_a_skipped_step_says_why() -> None:
     assert row_line(STEP | {"skipped": "no group has rewards that differ"}) == (
-        "step 3  skipped: no group has rewards that differ"
+        "step 3  reward 0.41  skipped: no group has rewards that differ"
     )
 
 

@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import pytest
 
-from agl_cli.runstate import ProcessId, Record, RunLock, end, is_gone, left_record, read_record
+from agl_cli.runstate import ProcessId, Record, RunLock, end, left_record, read_record
 from agl_runtime.errors import PreconditionError
 
 
@@ -60,6 +61,11 @@ def test_the_lock_of_a_killed_holder_is_free(tmp_path: Path) -> None:
         assert read_record(tmp_path) is not None
 
 
+def test_the_state_folder_is_for_its_owner_only(tmp_path: Path) -> None:
+    with RunLock(tmp_path / ".agl", "up"):
+        assert [(tmp_path / name).stat().st_mode & 0o777 for name in (".agl", ".agl/run")] == [0o700, 0o700]
+
+
 def test_another_process_with_the_same_pid_is_not_meant(other: subprocess.Popen[bytes]) -> None:
     known = ProcessId.of(other.pid)
     assert known.process() is not None
@@ -68,10 +74,9 @@ def test_another_process_with_the_same_pid_is_not_meant(other: subprocess.Popen[
 
 def test_ending_asks_the_holder_to_stop(other: subprocess.Popen[bytes]) -> None:
     record = Record("up", ProcessId.of(other.pid), 0.0)
-    assert not is_gone(record)
     assert end(record)
-    assert is_gone(record)
-    assert not end(record)
+    assert record.holder.process() is None
+    assert end(record) is None
 
 
 def test_ending_stops_parts_that_outlived_their_holder(other: subprocess.Popen[bytes]) -> None:
@@ -79,6 +84,17 @@ def test_ending_stops_parts_that_outlived_their_holder(other: subprocess.Popen[b
     record = Record("up", ProcessId(known.pid, 0.0), 0.0, {"trainer": known})
     assert end(record)
     assert psutil.wait_procs([psutil.Process(other.pid)] if psutil.pid_exists(other.pid) else [], 10)[1] == []
+
+
+def test_parts_that_outlived_their_holder_are_gone_before_new_ones_start(
+    tmp_path: Path, other: subprocess.Popen[bytes]
+) -> None:
+    left = {"command": "up", "holder": {"pid": 1, "created": 0.0}, "started_at": 0.0}
+    left |= {"parts": {"trainer": asdict(ProcessId.of(other.pid))}}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "up.json").write_text(json.dumps(left), encoding="utf-8")
+    with RunLock(tmp_path, "up"):
+        assert other.poll() is not None
 
 
 @pytest.mark.parametrize("content", ["", "{}", json.dumps({"command": "up", "holder": 3, "parts": {}}), "[]"])
