@@ -17,11 +17,10 @@ from typing import Any, ClassVar
 from agl_runtime.trainer.backends.embedded.choices import Choice, News
 from agl_runtime.trainer.backends.embedded.codec import Codec
 from agl_runtime.trainer.backends.embedded.requests import Order
-from agl_runtime.trainer.backends.embedded.sampling import TopLogProbs
+from agl_runtime.trainer.backends.embedded.sampling import Token
 from agl_runtime.trainer.backends.embedded.tools import ToolCall
 
 Json = dict[str, Any]
-Token = tuple[int, float, TopLogProbs]
 
 
 class AnswerWriter(ABC):
@@ -43,9 +42,8 @@ class AnswerWriter(ABC):
 
     def opening(self, choice: Choice) -> Json:
         """The first chunk of a choice, before any token."""
-        return self._envelope(
-            self.chunk_object, [{"index": choice.index, **self._opened(choice), "finish_reason": None}]
-        )
+        row = {"index": choice.index, **self._opened(choice), "finish_reason": None}
+        return self._envelope(self.chunk_object, [row])
 
     def chunk(self, choice: Choice, news: News) -> Json:
         return self._envelope(self.chunk_object, [self._tokens(choice, news, self._delta(news))])
@@ -69,18 +67,14 @@ class AnswerWriter(ABC):
         return {**self._head, "object": kind, "choices": rows}
 
     def _tokens(self, choice: Choice, news: News, said: Json) -> Json:
-        made, part = choice.generation, slice(news.start, news.end)
         row: Json = {"index": choice.index, **said, "logprobs": None, "finish_reason": news.finish_reason}
         if self._order.logprobs:
-            row["logprobs"] = self._logprobs(
-                list(zip(made.ids[part], made.logprobs[part], made.tops[part], strict=True))
-            )
+            row["logprobs"] = self._logprobs(news.tokens)
         if self._order.token_ids:
-            row["token_ids"] = made.ids[part]
+            row["token_ids"] = [token.id for token in news.tokens]
         if news.finish_reason:
-            row["weight_versions"] = [
-                {"version": str(span.version), "start": span.start, "end": span.end} for span in made.spans()
-            ]
+            spans = choice.generation.spans()
+            row["weight_versions"] = [{"version": str(s.version), "start": s.start, "end": s.end} for s in spans]
         return row
 
     def _prompt_ids(self, choice: Choice) -> Json:
@@ -88,7 +82,7 @@ class AnswerWriter(ABC):
 
     def _usage(self, choices: Sequence[Choice]) -> Json:
         prompt = sum(len(ids) for ids in self._order.prompts)
-        sampled = sum(len(choice.generation.ids) for choice in choices)
+        sampled = sum(len(choice.generation.tokens) for choice in choices)
         return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
@@ -116,12 +110,11 @@ class ChatWriter(AnswerWriter):
         return {"delta": ({"content": text} if text else {}) | ({"tool_calls": calls} if calls else {})}
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json:
-        return {
-            "content": [
-                {**self._entry(token_id, logprob), "top_logprobs": [self._entry(*pair) for pair in top]}
-                for token_id, logprob, top in tokens
-            ]
-        }
+        def entry(token: Token) -> Json:
+            tops = [self._entry(*pair) for pair in token.top]
+            return {**self._entry(token.id, token.logprob), "top_logprobs": tops}
+
+        return {"content": [entry(token) for token in tokens]}
 
     def _entry(self, token_id: int, logprob: float) -> Json:
         text = self._codec.piece(token_id)
@@ -142,9 +135,9 @@ class CompletionWriter(AnswerWriter):
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json:
         return {
-            "tokens": [self._codec.piece(token_id) for token_id, _, _ in tokens],
-            "token_logprobs": [logprob for _, logprob, _ in tokens],
-            "top_logprobs": [{self._codec.piece(i): value for i, value in top} for _, _, top in tokens],
+            "tokens": [self._codec.piece(token.id) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [{self._codec.piece(i): value for i, value in token.top} for token in tokens],
         }
 
 

@@ -45,7 +45,7 @@ class Batch:
 
     def decode(self) -> None:
         """Read the token that each row has just got."""
-        ids = self._columns([[row.ids[-1]] for row in self.rows])
+        ids = self._columns([[row.tokens[-1].id] for row in self.rows])
         self._forward(ids, torch.ones_like(ids))
 
     def keep(self, wanted: Callable[[Generation], bool]) -> None:

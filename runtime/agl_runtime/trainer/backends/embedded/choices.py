@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from agl_runtime.trainer.backends.embedded.codec import Codec
 from agl_runtime.trainer.backends.embedded.generation import Generation, Signal
 from agl_runtime.trainer.backends.embedded.requests import Order
+from agl_runtime.trainer.backends.embedded.sampling import Token
 from agl_runtime.trainer.backends.embedded.text import StopFilter
 from agl_runtime.trainer.backends.embedded.tools import Piece, ToolCall, ToolReader
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What came since the last reading: sampled tokens from `start` to `end`, text and calls. `finish_reason` is set in
-    the last one: "stop", "length" or "tool_calls"; "error" when the engine failed."""
+    """What came since the last reading: sampled tokens, text and calls. `finish_reason` is set in the last one: "stop",
+    "length" or "tool_calls"; "error" when the engine failed."""
 
-    start: int
-    end: int
-    pieces: list[Piece] = field(default_factory=list)
-    finish_reason: str | None = None
+    tokens: list[Token]
+    pieces: list[Piece]
+    finish_reason: str | None
 
 
 class Choice:
@@ -47,18 +47,18 @@ class Choice:
 
     def read(self) -> News | None:
         """None when there is nothing new. After the last one, `ended` is True."""
-        finish = self.generation.finish  # read first: when it is set, all ids are there
-        start, end = self._read, len(self.generation.ids)
-        if self.ended or (start == end and finish is None):
+        finish = self.generation.finish  # read first: when it is set, all tokens are there
+        tokens = self.generation.tokens[self._read :]
+        if self.ended or (not tokens and finish is None):
             return None
-        self._read = end
-        text = self._stops.push(self._text.push(self._codec.visible(self.generation.ids[start:end])))
+        self._read += len(tokens)
+        text = self._stops.push(self._text.push(self._codec.visible(token.id for token in tokens)))
         if finish is not None:
             self.ended = True
             text += self._stops.push(self._text.finish()) + self._stops.finish()
         pieces = self._pieces(text)
         self._called = self._called or any(isinstance(piece, ToolCall) for piece in pieces)
-        return News(start, end, pieces, "tool_calls" if finish == "stop" and self._called else finish)
+        return News(tokens, pieces, "tool_calls" if finish == "stop" and self._called else finish)
 
     def _pieces(self, text: str) -> list[Piece]:
         if self._tools is None:

@@ -20,7 +20,6 @@ from agl_runtime.trainer.backends.embedded.tools import CLOSE, OPEN
 
 Message = dict[str, Any]
 
-
 # How chat templates ask whether a call's arguments come as text or parsed.
 _TAKES_TEXT = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")
 

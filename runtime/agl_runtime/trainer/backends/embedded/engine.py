@@ -173,26 +173,26 @@ class Engine:
         widest = 0
         while self._waiting and len(self._decoding.rows) + len(admitted) < self._max_batch:
             oldest = self._waiting[0]
-            widest = max(widest, len(oldest.prompt) + len(oldest.ids))
+            widest = max(widest, len(oldest.prompt) + len(oldest.tokens))
             if admitted and widest * (len(admitted) + 1) > self._prefill_tokens:
                 break
             admitted.append(self._waiting.popleft())
         return admitted
 
     def _sample(self, batch: Batch) -> None:
-        result = draw(batch.logits, [row.params for row in batch.rows], [row.uniform(self.seeds) for row in batch.rows])
-        for row, token_id, logprob, top in zip(batch.rows, result.ids, result.logprobs, result.tops, strict=True):
-            row.accept(token_id, logprob, top, self._version)
-            self._finish_or_signal(row)
+        uniforms = [row.uniform(self.seeds) for row in batch.rows]
+        tokens = draw(batch.logits, [row.params for row in batch.rows], uniforms)
+        for row, token in zip(batch.rows, tokens, strict=True):
+            row.accept(token, self._version)
+            self._finish_or_signal(row, token.id)
         batch.keep(lambda row: row.finish is None)
         if batch.rows:
             batch.decode()
 
-    def _finish_or_signal(self, row: Generation) -> None:
-        last = row.ids[-1]
+    def _finish_or_signal(self, row: Generation, last: int) -> None:
         if last in self._policy.stop_ids or (row.is_last and row.is_last(last)):
             self._end(row, "stop")
-        elif len(row.ids) >= row.params.max_tokens:
+        elif len(row.tokens) >= row.params.max_tokens:
             self._end(row, "length")
         elif row.live:
             self._signals.append(row.changed)

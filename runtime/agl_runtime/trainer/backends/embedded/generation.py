@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from agl_runtime.calls import VersionSpan
 from agl_runtime.schemas import PolicyVersion
-from agl_runtime.trainer.backends.embedded.sampling import SamplingParams, TopLogProbs
+from agl_runtime.trainer.backends.embedded.sampling import SamplingParams, Token
 
 Finish = Literal["stop", "length", "error"]
 
@@ -22,11 +22,11 @@ class Signal(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Generation:
-    """The engine's thread writes the result fields; any thread may read them, and may set `cancelled`.
+    """The engine's thread writes `tokens` and `finish`; any thread may read them, and may set `cancelled`.
 
     `prompt` is not empty and leaves room for `params.max_tokens` in the policy's context. `is_last` is told every
     sampled id and says whether the answer ends with it (a stop string); it runs on the engine's thread. `changed` is
-    set when the generation has finished and, if `live`, after each token. An id is readable after all else about it.
+    set when the generation has finished and, if `live`, after each token.
     """
 
     prompt: Sequence[int]
@@ -36,25 +36,25 @@ class Generation:
     live: bool = False
     is_last: Callable[[int], bool] | None = None
     cancelled: bool = False
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    tops: list[TopLogProbs] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
     finish: Finish | None = None
     _starts: list[tuple[int, PolicyVersion]] = field(default_factory=list)
     _random: random.Random | None = None
 
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
     def spans(self) -> list[VersionSpan]:
-        """Which version sampled which of `ids`."""
-        ends = [start for start, _ in self._starts[1:]] + [len(self.ids)]
+        """Which version sampled which of `tokens`."""
+        ends = [start for start, _ in self._starts[1:]] + [len(self.tokens)]
         return [VersionSpan(start, end, version) for (start, version), end in zip(self._starts, ends, strict=True)]
 
-    def accept(self, token_id: int, logprob: float, top: TopLogProbs, version: PolicyVersion) -> None:
-        """Append a token that the weights named `version` gave."""
+    def accept(self, token: Token, version: PolicyVersion) -> None:
+        """Append what the weights named `version` gave."""
         if not self._starts or self._starts[-1][1] != version:
-            self._starts.append((len(self.ids), version))
-        self.logprobs.append(logprob)
-        self.tops.append(top)
-        self.ids.append(token_id)
+            self._starts.append((len(self.tokens), version))
+        self.tokens.append(token)
 
     def uniform(self, seeds: random.Random) -> float:
         """The next number of its own random stream, begun from its seed or else from `seeds`."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -45,9 +44,6 @@ class Policy:
     compute_dtype: torch.dtype
     forward_names: frozenset[str]
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
-
     def logits(
         self, ids: Tensor, mask: Tensor, positions: Tensor, *, cache: DynamicCache | None = None, last: bool = False
     ) -> Tensor:
@@ -60,7 +56,7 @@ class Policy:
         arguments = {name: value for name, value in wanted.items() if name in self.forward_names}
         # transformers 5.40 renames `past_key_values`.
         arguments["cache" if "cache" in self.forward_names else "past_key_values"] = cache
-        with self.autocast():
+        with torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32):
             logits: Tensor = self.model(ids, attention_mask=mask, use_cache=cache is not None, **arguments).logits
         return logits[:, -1].float() if last else logits
 

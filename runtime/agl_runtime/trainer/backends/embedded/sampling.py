@@ -12,11 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-TopLogProbs = list[tuple[int, float]]
+
+class Token(NamedTuple):
+    """A sampled token. `top` are the most likely (id, log-probability) in its place, most likely first."""
+
+    id: int
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +37,6 @@ class SamplingParams:
     top_logprobs: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """One entry a row. `tops` are the most likely (id, log-probability), most likely first."""
-
-    ids: list[int]
-    logprobs: list[float]
-    tops: list[TopLogProbs]
-
-
 def log_distribution(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Log-probabilities [rows, vocabulary] of what is sampled from, given float32 `logits` of that shape."""
     if any(p.temperature not in (0.0, 1.0) for p in params):
@@ -49,7 +47,7 @@ def log_distribution(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor
     return logprobs
 
 
-def draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Draw:
+def draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> list[Token]:
     """Sample a token for each row; `uniforms` are numbers in [0, 1)."""
     logprobs = log_distribution(logits, params)
     cumulative = logprobs.double().exp().cumsum(-1)
@@ -61,7 +59,7 @@ def draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[fl
         greedy = torch.tensor([not p.temperature for p in params], device=logits.device)[:, None]
         ids = torch.where(greedy, logprobs.argmax(-1, keepdim=True), ids)
     chosen = logprobs.gather(1, ids)
-    return Draw(ids[:, 0].tolist(), chosen[:, 0].tolist(), _tops(logprobs, params))
+    return list(map(Token, ids[:, 0].tolist(), chosen[:, 0].tolist(), _tops(logprobs, params)))
 
 
 def _truncate(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -76,7 +74,7 @@ def _truncate(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     return torch.empty_like(logprobs).scatter_(-1, order, ordered).log_softmax(-1)
 
 
-def _tops(logprobs: Tensor, params: Sequence[SamplingParams]) -> list[TopLogProbs]:
+def _tops(logprobs: Tensor, params: Sequence[SamplingParams]) -> list[list[tuple[int, float]]]:
     most = max(p.top_logprobs for p in params)
     if not most:
         return [[] for _ in params]

@@ -52,20 +52,20 @@ def test_each_row_has_its_own_distribution() -> None:
 def test_draws_follow_the_distribution() -> None:
     uniforms = [(i + 0.5) / 1000 for i in range(1000)]
     result = draw(LOGITS.repeat(1000, 1), [params()] * 1000, uniforms)
-    assert [result.ids.count(i) for i in range(4)] == [500, 300, 150, 50]
+    assert [[token.id for token in result].count(i) for i in range(4)] == [500, 300, 150, 50]
 
 
 def test_the_reported_logprob_is_that_of_the_distribution_sampled_from() -> None:
-    result = draw(LOGITS, [params(top_p=0.6)], [0.9])
-    assert result.ids == [1]
-    assert result.logprobs[0] == pytest.approx(math.log(0.375), abs=1e-6)
+    [token] = draw(LOGITS, [params(top_p=0.6)], [0.9])
+    assert token.id == 1
+    assert token.logprob == pytest.approx(math.log(0.375), abs=1e-6)
 
 
 def test_greedy_takes_the_most_likely_and_reports_it_under_the_unchanged_model() -> None:
     result = draw(LOGITS.repeat(2, 1), [params(temperature=0.0, top_p=0.1, top_logprobs=2), params()], [0.99, 0.99])
-    assert result.ids == [0, 3]
-    assert result.logprobs[0] == pytest.approx(math.log(0.5), abs=1e-6)
-    assert [token_id for token_id, _ in result.tops[0]] == [0, 1]
+    assert [token.id for token in result] == [0, 3]
+    assert result[0].logprob == pytest.approx(math.log(0.5), abs=1e-6)
+    assert [token_id for token_id, _ in result[0].top] == [0, 1]
 
 
 @given(
@@ -74,10 +74,10 @@ def test_greedy_takes_the_most_likely_and_reports_it_under_the_unchanged_model()
     st.floats(0.05, 1.0),
 )
 def test_no_token_outside_the_distribution_is_ever_drawn(logits: list[float], uniform: float, top_p: float) -> None:
-    result = draw(torch.tensor([logits]), [params(top_p=top_p)], [uniform])
-    assert math.isfinite(result.logprobs[0])
+    [token] = draw(torch.tensor([logits]), [params(top_p=top_p)], [uniform])
+    assert math.isfinite(token.logprob)
 
 
 def test_tops_are_per_row_and_leave_out_what_cannot_be_sampled() -> None:
     result = draw(LOGITS.repeat(3, 1), [params(), params(top_logprobs=2), params(top_logprobs=9, top_k=3)], [0.1] * 3)
-    assert [[token_id for token_id, _ in row] for row in result.tops] == [[], [0, 1], [0, 1, 2]]
+    assert [[token_id for token_id, _ in token.top] for token in result] == [[], [0, 1], [0, 1, 2]]
