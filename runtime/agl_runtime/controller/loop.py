@@ -160,7 +160,8 @@ class Controller:
             await self._say("running" if self._running else "idle")
             await asyncio.sleep(REPORT_PAUSE_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), REPORT_S)
+                async with asyncio.timeout(REPORT_S):  # wait_for of Python 3.11 can miss that it was cancelled
+                    await self._changed.wait()
 
     async def _say(self, state: str) -> None:
         detail = {

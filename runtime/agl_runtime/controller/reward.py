@@ -107,7 +107,8 @@ class RewardFunction:
     async def _run(self, command: Command) -> Ended:
         tree = Tree.start(command)
         try:
-            await asyncio.wait_for(tree.wait(), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                await tree.wait()
         except TimeoutError as error:
             raise self._error(f"it did not answer within {self._timeout_s:g} s.") from error
         finally:

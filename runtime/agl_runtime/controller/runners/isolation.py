@@ -27,7 +27,8 @@ from agl_runtime.errors import RunnerError
 
 Kind = Literal["bubblewrap", "unshare", "none"]
 ROOT_CAPABILITIES = ("chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "net_bind_service")
-ROOT_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx")
+ROOT_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+SYSRQ = "/proc/sysrq-trigger"
 TOOL_PATH = os.pathsep.join(("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"))
 PROBE_TIMEOUT_S = 15.0
 MASK = "run/mask"
@@ -147,7 +148,11 @@ def _bubblewrap() -> Callable[[Sequence[str], View, Path], list[str]]:
         words += _pairs("--bind", view.own)
         for source, target in view.shown:
             words += ["--ro-bind", str(source), str(target)]
-        words += ["--proc", "/proc", "--unshare-pid", "--die-with-parent", "--chdir", str(view.cwd)]
+        words += ["--proc", "/proc"]
+        if as_root:
+            words += ["--ro-bind", "/proc/sys", "/proc/sys"]
+            words += ["--ro-bind", "/dev/null", SYSRQ] if os.path.exists(SYSRQ) else []
+        words += ["--unshare-pid", "--die-with-parent", "--chdir", str(view.cwd)]
         return [*words, "--as-pid-1", "--", "/bin/sh", "-c", _INIT, "sh", *argv]
 
     return wrap
@@ -199,11 +204,12 @@ def _table(view: View, *, as_root: bool) -> str:
         rows.append((str(source), str(place), "none", f"rbind,{_read_only(source)}"))
     rows += [(str(path), str(path), "none", "rbind") for path in view.opened]
     if as_root:
-        devices = [f"/dev/{name}" for name in ROOT_DEVICES if os.path.exists(f"/dev/{name}")]
-        rows += [(device, device, "none", "bind") for device in devices]
+        rows.append(("agl", "/dev/pts", "devpts", "mode=620,ptmxmode=666"))
+        devices = {f"/dev/{name}": f"/dev/{name}" for name in ROOT_DEVICES} | {"/dev/pts/ptmx": "/dev/ptmx"}
+        rows += [(source, target, "none", "bind") for source, target in devices.items()]
         rows.append(("/proc/sys", "/proc/sys", "none", "bind,ro"))
-        if os.path.exists("/proc/sysrq-trigger"):
-            rows.append(("/dev/null", "/proc/sysrq-trigger", "none", "bind"))
+        if os.path.exists(SYSRQ):
+            rows.append(("/dev/null", SYSRQ, "none", "bind"))
     return "".join(f"{' '.join(map(_escaped, row))} 0 0\n" for row in rows)
 
 

@@ -71,7 +71,8 @@ class ProcessRunner:
         (self._state_dir / MASK).mkdir(mode=0o700, parents=True, exist_ok=True)
         kill_marked(lambda mark: mark.startswith(f"{self._state_dir}:"))
         attempts = sorted((self._state_dir / ROLLOUTS).glob("*/*/"), key=lambda path: path.stat().st_mtime)
-        self._judged.update(dict.fromkeys(map(AttemptFolder, attempts)))
+        for folder in map(AttemptFolder, attempts):
+            (self._judged if folder.workspace.exists() else self._emptied)[folder] = None
         self._make_room()
 
     async def run(self, grant: Grant, expired: asyncio.Event) -> AgentRun:

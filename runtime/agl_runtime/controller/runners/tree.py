@@ -27,7 +27,8 @@ from agl_runtime.errors import RunnerError
 CHUNK_BYTES = 256 * 1024
 POLL_S = 0.02
 SANDBOX_END_S = 2.0
-KILL_ROUNDS = 50
+KILL_ROUNDS = 200
+KILL_PAUSE_S = 0.01
 LAST_READS = 64  # more than a pipe holds: an escaped writer cannot keep `end` busy
 STATUS_BYTES = 4096
 
@@ -187,7 +188,8 @@ class Tree:
         for inner in _children(self._process.pid):
             _kill(inner)
         try:
-            await asyncio.wait_for(self.wait(), SANDBOX_END_S)
+            async with asyncio.timeout(SANDBOX_END_S):
+                await self.wait()
         except TimeoutError:
             self._process.kill()
 
@@ -202,7 +204,7 @@ def kill_marked(is_ours: Callable[[str], bool], session: int | None = None) -> N
         for process in found:
             for each in (*_children(process.pid), process):
                 _kill(each)
-        psutil.wait_procs(found, timeout=POLL_S)
+        time.sleep(KILL_PAUSE_S)  # psutil's own waiting would reap our child
     raise RunnerError(
         f"Processes {[p.pid for p in found]} do not end.", "Look at them with ps; they may hang in the disk."
     )
