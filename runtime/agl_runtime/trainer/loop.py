@@ -197,7 +197,7 @@ class TrainingLoop:
         folder = state.checkpoint_folder(self._project.state_dir, at.version)
         saved = state.SavedState.of(self._run.run_id, self._run_epoch, at, self._consumed, self._line)
         await self._policy.save(folder, saved.model_dump(mode="json"))
-        self._write_line(save_s=time.monotonic() - began)
+        self._write_line(save_s=round(time.monotonic() - began, 4))
         await self._client.record_checkpoint(saved.record(folder))
         self._consumed = []
         state.prune_checkpoints(self._project.state_dir, self._run.run_id, self._config.train.keep_checkpoints)

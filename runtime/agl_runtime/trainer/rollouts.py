@@ -191,5 +191,5 @@ def is_orphan(rollout: Rollout, run_id: str, versions: Iterable[PolicyVersion], 
     about = rollout.metadata.model_extra or {}
     if "weights" not in about:
         return False
-    is_of_run = about["run_id"] == run_id and about["recipe"] == recipe
+    is_of_run = about.get("run_id") == run_id and about.get("recipe") == recipe
     return not (is_of_run and about["weights"] in {str(version) for version in versions})

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_runtime.schemas import PolicyVersion, Rollout, RolloutMetadata
+from agl_runtime.trainer.data import Task
+from agl_runtime.trainer.rollouts import RolloutDesk, Work, is_orphan, recipe
+from fakes.gateway import End, FakeGateway
+from fakes.training import make_project
+
+WORK = Work("r1", PolicyVersion(1, 4), "7", Task("t", {"q": 1}), 3, 5, True, "abcd")
+
+
+def test_the_rollouts_of_a_group_are_named_after_all_that_decides_them() -> None:
+    assert WORK.rollout_ids == tuple(f"{WORK.group_id}-{index}" for index in range(3))
+    assert WORK.group_id.startswith("r1-1.4-7-")
+    assert replace(WORK, step=9, size=4).rollout_ids[:3] == WORK.rollout_ids
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run_id": "r2"},
+        {"version": PolicyVersion(2, 4)},
+        {"place": "8"},
+        {"task": Task("t", {"q": 2})},
+        {"recipe": "efgh"},
+    ],
+)
+def test_work_that_differs_never_shares_a_rollout(change: dict[str, Any]) -> None:
+    assert not set(replace(WORK, **change).rollout_ids) & set(WORK.rollout_ids)
+
+
+def test_the_recipe_holds_what_decides_a_rollout_and_nothing_else() -> None:
+    def of(**settings: str) -> str:
+        chosen = {name.replace("__", "."): value for name, value in settings.items()}
+        return recipe(make_project(Path("p"), chosen).config)
+
+    assert of(agent__concurrency="3", train__lr="0.5", train__steps="9") == of()
+    different = {of(), of(train__temperature="0.5"), of(agent__timeout_s="9"), of(reward__function="other.py:score")}
+    assert len(different) == 4
+
+
+async def test_results_come_once_all_rollouts_of_the_work_have_ended_whoever_enqueued_them() -> None:
+    gateway = FakeGateway(lambda rollout: None)
+    await gateway.add_rollouts(WORK.creates(10.0)[:1])
+    gateway.end(WORK.rollout_ids[0], End(1.0))
+    desk = RolloutDesk(gateway, 10.0)  # type: ignore[arg-type]
+    await desk.open()
+    watching = asyncio.create_task(desk.watch())
+    await desk.enqueue([WORK])
+    results = asyncio.create_task(desk.results(WORK))
+    gateway.end(WORK.rollout_ids[2], End(None, "the agent could not be started"))
+    gateway.end(WORK.rollout_ids[1], End(0.5, cpu_s=None))
+    ended = await results
+    watching.cancel()
+    assert [item.rollout_id for item in ended] == list(WORK.rollout_ids)
+    assert [item.reward for item in ended] == [1.0, 0.5, None]
+    assert [item.error for item in ended] == [None, None, "the agent could not be started"]
+    assert [item.cpu_s for item in ended] == [0.25, None, 0.25]
+
+
+async def test_a_reward_that_is_not_finite_is_none() -> None:
+    gateway = FakeGateway(lambda rollout: End(float("nan")))
+    desk = RolloutDesk(gateway, 10.0)  # type: ignore[arg-type]
+    await desk.enqueue([WORK])
+    assert [item.reward for item in await desk.results(WORK)] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("about", "orphan"),
+    [
+        ({"run_id": "r1", "weights": "1.4", "recipe": "abcd"}, False),
+        ({"run_id": "r2", "weights": "1.4", "recipe": "abcd"}, True),
+        ({"run_id": "r1", "weights": "1.5", "recipe": "abcd"}, True),
+        ({"run_id": "r1", "weights": "1.4", "recipe": "efgh"}, True),
+        ({"run_id": "r1"}, False),
+        ({}, False),
+    ],
+)
+async def test_only_what_a_trainer_enqueued_for_something_else_is_an_orphan(
+    about: dict[str, str], orphan: bool
+) -> None:
+    (rollout,) = await FakeGateway(lambda rollout: None).add_rollouts(WORK.creates(10.0)[:1])
+    changed: Rollout = rollout.model_copy(update={"metadata": RolloutMetadata.model_validate(about)})
+    assert is_orphan(changed, "r1", [PolicyVersion(1, 4)], "abcd") is orphan
