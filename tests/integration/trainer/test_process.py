@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -122,7 +123,7 @@ async def test_a_trainer_asked_to_stop_ends_in_order(tmp_path: Path, policy: Pat
             "http://127.0.0.1:1/v1",
             "model.endpoint names a server whose weights are not agl's to train",
         ),
-        ("model.path", "nowhere", "nowhere \\(model.path\\) holds no config.json"),
+        ("model.path", "nowhere", r"nowhere \(model\.path\) holds no config\.json"),
         ("reward.function", "null", "Nothing gives rollouts a reward"),
     ],
 )
@@ -133,7 +134,7 @@ async def test_a_configuration_that_cannot_be_trained_is_refused_at_once(
     async with trainer(project, SETTINGS | {setting: value}) as process:
         code, errors = await ended(process)
     assert code == 2
-    assert complaint.replace("\\", "").split(".*")[0] in errors
+    assert re.search(complaint, errors)
     assert not (project.state_dir / "run.json").exists()
 
 
