@@ -59,7 +59,7 @@ async def test_an_update_without_a_gradient_keeps_the_version(start: Any, noise:
 
 
 async def test_the_trainers_loop_and_the_server_answer_while_an_update_runs(start: Any, noise: Path) -> None:
-    backend, _, client = await start(noise, epochs=30)
+    backend, _, client = await start(noise, epochs=60)
     rollouts = scored_rollouts(AutoModelForCausalLM.from_pretrained(noise))
     updating = asyncio.create_task(backend.update(rollouts, totals_of(rollouts)))
     models = await client.models.list()

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import transformers
@@ -29,9 +29,7 @@ from agl_runtime.trainer.backends.embedded.engine import Engine
 from agl_runtime.trainer.backends.embedded.policy import Policy, load_policy
 from agl_runtime.trainer.backends.embedded.requests import Limits
 from agl_runtime.trainer.backends.embedded.server import ServerThread, create_app
-from agl_runtime.trainer.backends.embedded.update import Updater
-
-T = TypeVar("T")
+from agl_runtime.trainer.backends.embedded.update import Updated, Updater
 
 
 @dataclass(frozen=True)
@@ -93,18 +91,16 @@ class EmbeddedBackend:
         def job() -> UpdateResult:
             began = time.monotonic()
             version = now.engine.version
-            next_version = version._replace(updates=version.updates + 1)
+            result: Updated | None = None
             try:
                 result = now.updater.run(rollouts, totals, version.updates)
-            except BaseException:
-                # Some of its optimizer steps may have been taken: the old name must not stay on these weights.
-                now.engine.replace_version(next_version)
-                raise
-            if result.steps:
-                now.engine.replace_version(next_version)
+            finally:
+                # An update that failed may have taken some steps: the old name must not stay on these weights.
+                if result is None or result.steps:
+                    now.engine.replace_version(version._replace(updates=version.updates + 1))
             return UpdateResult(now.engine.version, {**result.metrics, "seconds": time.monotonic() - began})
 
-        return await _on_engine(now.engine, job)
+        return await asyncio.wrap_future(now.engine.call(job))
 
     async def save(self, folder: Path, state: Mapping[str, Any]) -> None:
         """See `Backend.save`. Raises TrainerError."""
@@ -113,7 +109,7 @@ class EmbeddedBackend:
         def job() -> None:
             save_checkpoint(folder, now.policy, now.updater.optimizer, now.engine.seeds, state)
 
-        await _on_engine(now.engine, job)
+        await asyncio.wrap_future(now.engine.call(job))
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._running().codec.decode(ids)
@@ -131,7 +127,3 @@ class EmbeddedBackend:
         if self._now is None:
             raise TrainerError("The embedded backend does not run.", "Start it first.")
         return self._now
-
-
-async def _on_engine(engine: Engine, job: Callable[[], T]) -> T:
-    return await asyncio.wrap_future(engine.call(job))

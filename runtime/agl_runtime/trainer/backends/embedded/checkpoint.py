@@ -71,11 +71,15 @@ def read_updates(folder: Path) -> int:
 
 
 def restore(folder: Path, optimizer: torch.optim.Optimizer, seeds: random.Random) -> None:
-    """Put optimizer, torch's RNG and the seeds back as they were saved. Raises TrainerError that names the file."""
+    """Put the optimizer's state, torch's RNG and the seeds back as they were saved; learning rate and the like stay as
+    they are now. Raises TrainerError that names the file."""
     file = folder / TRAINER_FILE
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True)
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         optimizer.load_state_dict(saved["optimizer"])
+        for group, present in zip(optimizer.param_groups, settings, strict=True):
+            group.update(present)
         cpu, *gpus = saved["torch_rng"]
         torch.set_rng_state(cpu)
         if gpus and torch.cuda.is_available():

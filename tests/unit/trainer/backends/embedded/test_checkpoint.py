@@ -118,6 +118,14 @@ def test_a_broken_state_file_is_named(saved: Path, content: str | None) -> None:
         read_updates(saved)
 
 
+def test_a_resumed_optimizer_takes_the_present_learning_rate(fresh_policy: Load, saved: Path) -> None:
+    optimizer = Updater(fresh_policy(), TrainConfig(lr=5e-4, weight_decay=0.1)).optimizer
+    restore(saved, optimizer, random.Random(0))
+    [group] = optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (5e-4, 0.1)
+    assert len(optimizer.state) == len(group["params"])
+
+
 def test_an_optimizer_of_another_model_is_refused(saved: Path) -> None:
     optimizer = torch.optim.AdamW([torch.zeros(2, requires_grad=True)])
     with pytest.raises(TrainerError, match=r"trainer\.pt cannot be read"):
