@@ -95,13 +95,7 @@ def _finding(name: str, check: Check, project: Project) -> Finding:
 
 
 def python(project: Project) -> str:
-    return f"{sys.version.split()[0]} at {sys.executable}"
-
-
-def platform(project: Project) -> str:
-    if sys.platform == "win32":
-        raise PreconditionError("Agents cannot run as processes on Windows.", "Use Linux, macOS or WSL.")
-    return sys.platform
+    return f"{sys.version.split()[0]} at {sys.executable} on {sys.platform}"
 
 
 def agent_command(project: Project) -> str:
@@ -279,7 +273,7 @@ def disk(project: Project) -> str:
     return f"{machine.gib(free)} free"
 
 
-AGENT: dict[str, Check] = {"platform": platform, "agent": agent_command, "workspace": workspace, "port": port}
+AGENT: dict[str, Check] = {"agent": agent_command, "workspace": workspace, "port": port}
 SERVING: dict[str, Check] = AGENT | {"packages": packages, "model": policy}
 EVALUATION: dict[str, Check] = SERVING | {"reward": reward, "validation tasks": validation_tasks}
 TRAINING: dict[str, Check] = (

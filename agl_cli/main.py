@@ -68,9 +68,11 @@ class LazyGroup(TyperGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: Any) -> Any:
-        from agl_runtime.errors import AglError
+        from agl_runtime.errors import AglError, PreconditionError
 
         try:
+            if sys.platform == "win32":
+                raise PreconditionError("agl does not run on Windows itself.", "Use it in WSL, or on Linux or macOS.")
             return super().invoke(ctx)
         except (AglError, KeyboardInterrupt) as error:
             from agl_cli import diagnostics

@@ -1,7 +1,7 @@
 """Who runs this project's parts: one agl command at a time, held by a file lock and described in `.agl/run/up.json`.
 
 The lock is the kernel's, so it goes with its holder however that ends. The description outlives a holder that was
-killed; it counts only while the lock is held. A process is known by pid and creation time, so that a signal never
+killed; it counts only while its holder lives. A process is known by pid and creation time, so that a signal never
 meets another process that was given the same pid.
 """
 

@@ -24,7 +24,7 @@ def server() -> Iterator[FakeModelServer]:
 
 @pytest.fixture
 def root(tmp_path: Path, server: FakeModelServer) -> Path:
-    settings = {"model": {"endpoint": server.url}, "gateway": {"upstream_retries": 0}}
+    settings = {"model": {"endpoint": server.url}, "gateway": {"upstream_retries": 0, "upstream_timeout_s": 2}}
     return make_project(tmp_path / "project", settings)
 
 
@@ -65,6 +65,7 @@ def test_a_rollout_is_run_shown_listed_and_exported(root: Path) -> None:
         (Answer(status=500), "answered 500"),
         (Answer(fault="garbage"), "The model server's answer is no JSON"),
         (Answer(fault="drop"), "could not be reached or broke off"),
+        (Answer(gated=True), "fell silent"),
     ],
 )
 def test_a_model_server_that_fails_is_the_rollouts_error(

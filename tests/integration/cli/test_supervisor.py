@@ -144,16 +144,19 @@ async def main():
 asyncio.run(main())
 """
 ORPHAN = """
-import os, pathlib, sys, threading
-from agl_runtime.part import stop_with_parent
-stop_with_parent()
+import os, pathlib, signal, sys, threading
+from agl_runtime import part
+part.PARENT_GRACE_S = 0.1
+part.stop_with_parent()
 pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
 threading.Event().wait()
 """
 
 
-async def test_parts_end_when_their_supervisor_is_killed(tmp_path: Path, state_dir: Path) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(state_dir), ORPHAN, str(tmp_path / "pid")])
+@pytest.mark.parametrize("deaf", ["", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
+async def test_parts_end_when_their_supervisor_is_killed(tmp_path: Path, state_dir: Path, deaf: str) -> None:
+    source = ORPHAN.replace("part.stop_with_parent()", f"part.stop_with_parent(); {deaf}")
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(state_dir), source, str(tmp_path / "pid")])
     part = psutil.Process(int(await appearance(tmp_path / "pid")))
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()

@@ -95,6 +95,13 @@ def test_debugging_adds_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Traceback" in invoke_with(fail, monkeypatch).stderr
 
 
+def test_windows_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main.sys, "platform", "win32")
+    result = invoke_with(lambda: None, monkeypatch)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr == "Error: agl does not run on Windows itself.\n  Use it in WSL, or on Linux or macOS.\n"
+
+
 def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
