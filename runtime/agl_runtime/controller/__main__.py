@@ -6,15 +6,12 @@ Exit codes: 0 stopped, 1 failed, 2 wrong configuration or a broken reward functi
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
 from agl_runtime import part
 from agl_runtime.config import Project
@@ -26,7 +23,6 @@ from agl_runtime.controller.runners.process import ProcessRunner
 from agl_runtime.errors import AglError, ConfigError, PreconditionError, RewardError
 
 log = logging.getLogger("agl_runtime.controller")
-LOCK_FILE = "run/controller.lock"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,18 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _run(begun: part.Part) -> None:
     project, stop = begun.project, part.stop_event()
-    with only_one(project.state_dir):
-        isolation = choose_isolation(project.config.agent.isolation)
-        reward = RewardFunction(project) if project.config.reward.function else None
-        if reward is not None:
-            await reward.check()
-        client = await part.connect(begun)
-        runner = ProcessRunner(project, client.url, isolation)
-        runner.clean_up()
-        settings = settings_of(project)
-        log.info("up to %d agents at once; isolation: %s", settings.limit, isolation)
-        async with client:
-            await Controller(client, runner, reward, settings).run(stop)
+    isolation = choose_isolation(project.config.agent.isolation)
+    reward = RewardFunction(project) if project.config.reward.function else None
+    if reward is not None:
+        await reward.check()
+    client = await part.connect(begun)
+    runner = ProcessRunner(project, client.url, isolation)
+    runner.clean_up()
+    settings = settings_of(project)
+    log.info("up to %d agents at once; isolation: %s", settings.limit, isolation)
+    async with client:
+        await Controller(client, runner, reward, settings).run(stop)
 
 
 def settings_of(project: Project) -> Settings:
@@ -66,21 +61,6 @@ def settings_of(project: Project) -> Settings:
         timeout_s=agent.timeout_s,
         reports_reward=agent.reports_reward,
     )
-
-
-@contextmanager
-def only_one(state_dir: Path) -> Iterator[None]:
-    """Hold the project as its only controller. Raises PreconditionError."""
-    file = state_dir / LOCK_FILE
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with file.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PreconditionError(
-                f"Another controller runs in {state_dir.parent}.", "Stop it with `agl down` first."
-            ) from error
-        yield
 
 
 if __name__ == "__main__":

@@ -137,6 +137,3 @@ def exit_data(run: AgentRun, agent_key: str) -> dict[str, Any]:
         "stdout_tail": run.stdout.text.replace(agent_key, "***")[-TAIL_CHARS:],
         "stderr_tail": run.stderr.text.replace(agent_key, "***")[-TAIL_CHARS:],
     }
-
-
-__all__ = ["Attempts", "HeldClock", "exit_data"]

@@ -69,6 +69,3 @@ def _numbers(file: Path) -> list[int]:
     except OSError:
         return []
     return [int(word) for word in words] if all(word.lstrip("-").isdigit() for word in words) else []
-
-
-__all__ = ["agents_at_once", "available_mb", "usable_cores"]

@@ -131,17 +131,3 @@ def free_slots(limit: int, active: int) -> int:
 def time_left(timeout_s: float, elapsed_s: float, held_s: float) -> float:
     """Seconds that an agent may still run: time in which the gateway held calls does not count."""
     return timeout_s - (elapsed_s - held_s)
-
-
-__all__ = [
-    "Action",
-    "Facts",
-    "Finish",
-    "Retry",
-    "Score",
-    "decide",
-    "free_slots",
-    "signal_name",
-    "time_left",
-    "unserved",
-]

@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 CLAIM_WAIT_S = 30.0
 REPORT_S = 1.0
 REPORT_PAUSE_S = 0.2
-GOODBYE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,6 @@ class Controller:
                     task.cancel()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
-        await self._say_goodbye()
 
     async def _claim(self, group: asyncio.TaskGroup) -> None:
         while True:
@@ -175,13 +173,3 @@ class Controller:
         await self._client.report(
             PartStatus(part="controller", pid=os.getpid(), state=state, waiting_for=waiting_for, detail=detail)
         )
-
-    async def _say_goodbye(self) -> None:
-        try:
-            async with asyncio.timeout(GOODBYE_S):
-                await self._say("stopped")
-        except (GatewayError, TimeoutError) as error:
-            log.debug("the gateway was not told of the stop: %s", error)
-
-
-__all__ = ["Controller", "Settings"]

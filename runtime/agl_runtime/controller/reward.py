@@ -105,7 +105,7 @@ class RewardFunction:
         return answer
 
     async def _run(self, command: Command) -> Ended:
-        tree = Tree.start(command)
+        tree = Tree(command)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await tree.wait()
@@ -132,7 +132,5 @@ def check_reward(project: Project) -> None:
 
 
 def _last_words(ended: Ended) -> str:
-    return ended.stderr.text[-TAIL:].strip() or f"exit code {os.waitstatus_to_exitcode(ended.status)}."
-
-
-__all__ = ["Reward", "RewardFunction", "check_reward"]
+    how = f"signal {ended.exit.signal}" if ended.exit.code is None else f"exit code {ended.exit.code}"
+    return ended.stderr.text[-TAIL:].strip() or f"{how}."

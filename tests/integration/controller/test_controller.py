@@ -202,15 +202,6 @@ async def failing(here: World) -> tuple[int | None, str]:
     return process.returncode, errors.decode().splitlines()[-1]
 
 
-async def test_a_second_controller_of_a_project_is_refused(tmp_path: Path) -> None:
-    async with world(tmp_path, {}, agent={"command": "true"}) as here, controller(here):
-        await here.add(1)
-        await here.ended(1)
-        code, line = await failing(here)
-    assert code == 3
-    assert line.endswith(f"Another controller runs in {tmp_path}. Stop it with `agl down` first.")
-
-
 @pytest.mark.parametrize(
     ("settings", "code", "problem"),
     [

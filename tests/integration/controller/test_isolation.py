@@ -17,7 +17,7 @@ import agl_runtime
 from agl_runtime.config import Project
 from agl_runtime.controller.runners import isolation as isolation_module
 from agl_runtime.controller.runners.isolation import Kind, choose_isolation, exit_code, probe_isolation
-from agl_runtime.errors import RunnerError
+from agl_runtime.errors import PreconditionError
 from fakes.agents import isolation, make_project, run_agent
 
 ISOLATED: tuple[Kind, ...] = ("unshare", "bubblewrap")
@@ -174,7 +174,7 @@ def test_without_any_tool_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) ->
     found = probe_isolation()
     assert str(found) == "none: bubblewrap: bwrap is not installed; unshare: unshare is not installed"
     assert choose_isolation("auto") == found
-    with pytest.raises(RunnerError, match=r"cannot be isolated here: bubblewrap: .*Install bubblewrap, or set"):
+    with pytest.raises(PreconditionError, match=r"cannot be isolated here: bubblewrap: .*Install bubblewrap, or set"):
         choose_isolation("required")
 
 
@@ -192,7 +192,7 @@ def test_isolation_can_be_turned_off_and_needs_linux(monkeypatch: pytest.MonkeyP
 
 
 def test_a_report_is_a_number_or_nothing() -> None:
-    assert [exit_code(report) for report in (b"0\n", b"143\n", b"", b"sh: no\n")] == [0, 143, None, None]
+    assert [exit_code(report) for report in (b"0\n", b"143\n", b"255\n", b"", b"sh: no\n")] == [0, -15, 255, None, None]
 
 
 async def test_the_probe_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

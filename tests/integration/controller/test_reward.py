@@ -122,7 +122,7 @@ async def test_a_long_output_reaches_it(tmp_path: Path) -> None:
         ("def reward(task, /): return 1", "it asks for `task`; agl passes"),
         ("import os\ndef reward(): os._exit(4)", "its process ended without an answer: exit code 4."),
         ("import sys\ndef reward(): sys.exit('enough')", "its process ended without an answer: enough"),
-        ("import os\ndef reward(): os.kill(os.getpid(), 9)", "its process ended without an answer: exit code -9."),
+        ("import os\ndef reward(): os.kill(os.getpid(), 9)", "its process ended without an answer: signal 9."),
     ],
 )
 async def test_whatever_goes_wrong_is_one_sentence_and_never_a_zero(tmp_path: Path, source: str, problem: str) -> None:

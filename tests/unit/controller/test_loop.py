@@ -204,7 +204,6 @@ async def test_a_stop_ends_what_runs_and_leaves_its_rollout_to_be_claimed_again(
     assert running.exception() is None
     assert not runner.running
     assert not claims.states
-    assert claims.statuses[-1].state == "stopped"
 
 
 async def test_an_agent_whose_lease_is_lost_is_ended_and_its_rollout_left_alone() -> None:
@@ -299,7 +298,7 @@ async def test_the_controller_says_what_it_does() -> None:
     async with controlled(claims, runner):
         await claims.add(granted())
         await claims.until(lambda: any(status.detail["finished"] for status in claims.statuses))
-    status = claims.statuses[-2]
+    status = claims.statuses[-1]
     assert (status.part, status.state, status.waiting_for) == ("controller", "idle", "rollouts")
     assert status.detail == {"running": 0, "finished": 1, "failed": 0, "limit": 2, "isolation": "none: a fake"}
 

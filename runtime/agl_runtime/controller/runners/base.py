@@ -70,6 +70,3 @@ class Runner(Protocol):
     async def release(self, grant: Grant) -> None:
         """The attempt has been judged: what was only kept for that may go."""
         ...
-
-
-__all__ = ["AgentExit", "AgentRun", "Kept", "Runner"]

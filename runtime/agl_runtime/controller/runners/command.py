@@ -86,6 +86,3 @@ def _check(text: str, what: str, most_bytes: int) -> None:
         raise ConfigError(f"{what} holds half a character ({error.reason}).", _USE_FILE) from error
     if size > most_bytes:
         raise ConfigError(f"{what} is {size} bytes long; an argument or variable holds {most_bytes}.", _USE_FILE)
-
-
-__all__ = ["MOST_BYTES", "TaskPlace", "render", "split_command"]

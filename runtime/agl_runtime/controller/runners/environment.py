@@ -116,17 +116,3 @@ def mapped(env_map: Mapping[str, str], task: TaskPlace) -> dict[str, str]:
         else:
             templates[name] = path.replace("{", "{{").replace("}", "}}")
     return configured(templates, replace(task, value={"input": task.value}), "config.local.env_map")
-
-
-__all__ = [
-    "PASSED",
-    "PASSED_PREFIXES",
-    "TREE_VARIABLE",
-    "Installation",
-    "configured",
-    "gateway_variables",
-    "mapped",
-    "passed",
-    "private",
-    "user_path",
-]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agl_runtime.errors import RunnerError
+from agl_runtime.errors import PreconditionError, RunnerError
 
 Kind = Literal["bubblewrap", "unshare", "none"]
 ROOT_CAPABILITIES = ("chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "net_bind_service")
@@ -32,6 +33,7 @@ SYSRQ = "/proc/sysrq-trigger"
 TOOL_PATH = os.pathsep.join(("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"))
 PROBE_TIMEOUT_S = 15.0
 MASK = "run/mask"
+SIGNAL_BASE = 128
 _INIT = """
 "$@" </dev/null
 echo $? >&0
@@ -68,12 +70,12 @@ class Isolation:
 
 
 def choose_isolation(setting: Literal["auto", "required", "off"]) -> Isolation:
-    """Raises RunnerError when it is required and not to be had."""
+    """Raises PreconditionError when it is required and not to be had."""
     if setting == "off":
         return Isolation("none", "agent.isolation is off")
     found = probe_isolation()
     if setting == "required" and found.kind == "none":
-        raise RunnerError(
+        raise PreconditionError(
             f"Agents cannot be isolated here: {found.reason}.", "Install bubblewrap, or set agent.isolation: auto."
         )
     return found
@@ -96,9 +98,12 @@ def probe_isolation(kinds: Sequence[Kind] = ("bubblewrap", "unshare")) -> Isolat
 
 
 def exit_code(report: bytes) -> int | None:
-    """The exit code of a sandboxed agent, above 128 for a signal; None when it never started, or was killed with the
-    sandbox."""
-    return int(report) if report.strip().isdigit() else None
+    """The exit code of a sandboxed command, negative for a signal; None when it never started, or was killed with the
+    sandbox. A shell's code for signal n is 128 + n."""
+    if not report.strip().isdigit():
+        return None
+    code = int(report)
+    return SIGNAL_BASE - code if SIGNAL_BASE < code <= SIGNAL_BASE + signal.NSIG else code
 
 
 def _prove(wrap: Callable[[Sequence[str], View, Path], list[str]]) -> None:
@@ -223,6 +228,3 @@ def _read_only(path: Path) -> str:
     flags = os.statvfs(path).f_flag
     names = ("nosuid", "nodev", "noexec", "noatime", "nodiratime", "relatime")
     return ",".join(["ro", *(name for name in names if flags & getattr(os, f"ST_{name.upper()}", 0))])
-
-
-__all__ = ["MASK", "Isolation", "Kind", "View", "choose_isolation", "exit_code", "probe_isolation"]

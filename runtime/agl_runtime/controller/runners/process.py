@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
-import signal
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from agl_runtime.config import Project
 from agl_runtime.controller.runners import environment, workspace
-from agl_runtime.controller.runners.base import AgentExit, AgentRun
+from agl_runtime.controller.runners.base import AgentRun
 from agl_runtime.controller.runners.command import TaskPlace, render, split_command
 from agl_runtime.controller.runners.environment import TREE_VARIABLE, Installation
-from agl_runtime.controller.runners.isolation import MASK, Isolation, View, exit_code
-from agl_runtime.controller.runners.tree import Command, Ended, Tree, kill_marked
+from agl_runtime.controller.runners.isolation import MASK, Isolation, View
+from agl_runtime.controller.runners.tree import Command, Tree, kill_marked
 from agl_runtime.controller.runners.workspace import AttemptFolder, Repository
 from agl_runtime.errors import ConfigError, RunnerError
 from agl_runtime.schemas import Grant
 
+log = logging.getLogger(__name__)
+
 ROLLOUTS = "rollouts"
 WORKSPACES_KEPT = 64
 OUTPUTS_KEPT = 2000
-SIGNAL_BASE = 128  # a shell's and a sandbox's exit code for signal n is 128 + n
 TAIL = 500
 
 
@@ -73,7 +74,7 @@ class ProcessRunner:
         attempts = sorted((self._state_dir / ROLLOUTS).glob("*/*/"), key=lambda path: path.stat().st_mtime)
         for folder in map(AttemptFolder, attempts):
             (self._judged if folder.workspace.exists() else self._emptied)[folder] = None
-        self._make_room()
+        self._make_room(*self._old())
 
     async def run(self, grant: Grant, expired: asyncio.Event) -> AgentRun:
         folder = self._folder(grant)
@@ -83,34 +84,41 @@ class ProcessRunner:
             command = await asyncio.to_thread(self._prepare, grant, folder)
         except OSError as error:
             raise RunnerError(f"The folder {folder.root} cannot be made: {error}.", "Check the disk.") from error
-        tree = Tree.start(command)
+        tree = Tree(command)
         in_time = False
         try:
-            in_time = await _is_first(tree.wait(), expired.wait())
+            in_time = await tree.wait(expired)
         finally:
-            ended = await asyncio.shield(tree.end())
-        agent_exit = _judge(ended, sandboxed=command.sandboxed, timed_out=not in_time)
-        return AgentRun(agent_exit, ended.stdout, ended.stderr, folder.workspace)
+            ended = await asyncio.shield(tree.end(timed_out=not in_time))
+        if in_time and not ended.is_told:
+            said = ended.stderr.text[-TAIL:].strip() or "it said nothing"
+            raise RunnerError(f"The agent's sandbox failed: {said}.", "Try agent.isolation: off, and see `agl doctor`.")
+        return AgentRun(ended.exit, ended.stdout, ended.stderr, folder.workspace)
 
     async def release(self, grant: Grant) -> None:
         self._judged[self._folder(grant)] = None
-        await asyncio.to_thread(self._make_room)
+        await asyncio.to_thread(self._make_room, *self._old())
 
     def _folder(self, grant: Grant) -> AttemptFolder:
         return AttemptFolder.of(self._state_dir / ROLLOUTS, grant.rollout.rollout_id, grant.attempt_id)
 
-    def _make_room(self) -> None:
-        while len(self._judged) > WORKSPACES_KEPT:
-            folder = next(iter(self._judged))
-            del self._judged[folder]
-            workspace.discard(folder)
-            self._emptied[folder] = None
-        if self._repository is not None and self._agent.workspace == "worktree":
-            self._repository.forget_worktrees()
-        while len(self._emptied) > OUTPUTS_KEPT:
-            folder = next(iter(self._emptied))
-            del self._emptied[folder]
-            workspace.remove(folder.root)
+    def _old(self) -> tuple[list[AttemptFolder], list[AttemptFolder]]:
+        """Take out the oldest attempts beyond what is kept: of their workspaces, and altogether."""
+        emptied = [_take_first(self._judged) for _ in range(len(self._judged) - WORKSPACES_KEPT)]
+        self._emptied.update(dict.fromkeys(emptied))
+        return emptied, [_take_first(self._emptied) for _ in range(len(self._emptied) - OUTPUTS_KEPT)]
+
+    def _make_room(self, emptied: list[AttemptFolder], gone: list[AttemptFolder]) -> None:
+        """Blocks. What cannot be removed stays."""
+        try:
+            for folder in emptied:
+                workspace.discard(folder)
+            for folder in gone:
+                workspace.remove(folder.root)
+            if emptied and self._repository is not None and self._agent.workspace == "worktree":
+                self._repository.forget_worktrees()
+        except (OSError, RunnerError) as error:
+            log.warning("an old attempt is not removed: %s", error)
 
     def _prepare(self, grant: Grant, folder: AttemptFolder) -> Command:
         """Make the attempt's folder and the command for it. Blocks. Raises RunnerError and ConfigError."""
@@ -160,6 +168,12 @@ class ProcessRunner:
         raise ConfigError(f"agent.command: no program `{name}` is {where}.", "Install it, or give its absolute path.")
 
 
+def _take_first(folders: dict[AttemptFolder, None]) -> AttemptFolder:
+    first = next(iter(folders))
+    del folders[first]
+    return first
+
+
 def _task_id(grant: Grant) -> Any:
     return (grant.rollout.metadata.model_extra or {}).get("task_id", grant.rollout.rollout_id)
 
@@ -173,40 +187,3 @@ def _home_files(names: list[str], home: Path) -> dict[str, Path]:
             )
         found[name] = (home / name).resolve()
     return found
-
-
-async def _is_first(one: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> bool:
-    """Whether `one` is done when the first of both is; the rest is cancelled."""
-    tasks = [asyncio.ensure_future(one), asyncio.ensure_future(other)]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-    for task in done:
-        task.result()
-    return tasks[0] in done
-
-
-def _judge(ended: Ended, *, sandboxed: bool, timed_out: bool) -> AgentExit:
-    """Raises RunnerError when a sandbox ended without a word of its agent."""
-    code = os.waitstatus_to_exitcode(ended.status)
-    if sandboxed:
-        reported = exit_code(ended.report)
-        if reported is None and not timed_out:
-            said = ended.stderr.text[-TAIL:].strip() or f"status {ended.status}"
-            raise RunnerError(f"The agent's sandbox failed: {said}.", "Try agent.isolation: off, and see `agl doctor`.")
-        code = -signal.SIGKILL if reported is None else reported
-        if SIGNAL_BASE < code <= SIGNAL_BASE + signal.NSIG:
-            code = SIGNAL_BASE - code
-    return AgentExit(
-        code=code if code >= 0 else None,
-        signal=-code if code < 0 else None,
-        timed_out=timed_out,
-        duration_s=ended.duration_s,
-        cpu_s=ended.cpu_s,
-        max_rss_mb=ended.max_rss_mb,
-    )
-
-
-__all__ = ["ROLLOUTS", "ProcessRunner"]

@@ -10,18 +10,22 @@ The process is reaped here and nowhere else, in the event loop's thread, so a si
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 
-from agl_runtime.controller.runners.base import Kept
+from agl_runtime.controller.runners.base import AgentExit, Kept
 from agl_runtime.controller.runners.environment import TREE_VARIABLE
+from agl_runtime.controller.runners.isolation import exit_code
 from agl_runtime.errors import RunnerError
 
 CHUNK_BYTES = 256 * 1024
@@ -30,7 +34,7 @@ SANDBOX_END_S = 2.0
 KILL_ROUNDS = 200
 KILL_PAUSE_S = 0.01
 LAST_READS = 64  # more than a pipe holds: an escaped writer cannot keep `end` busy
-STATUS_BYTES = 4096
+REPORT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,45 +52,40 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`status` is what waitpid gave, `report` what the sandbox wrote."""
+    """`is_told` is False when a sandbox ended without a word of how its command did."""
 
-    status: int
-    report: bytes
-    duration_s: float
-    cpu_s: float
-    max_rss_mb: float
+    exit: AgentExit
     stdout: Kept
     stderr: Kept
+    is_told: bool
 
 
 class _Drain:
     """Reads one stream to its end: the beginning into a file, the rest into a count."""
 
-    def __init__(self, file: Path, keep_bytes: int) -> None:
+    def __init__(self, stream: IO[bytes], file: Path, keep_bytes: int) -> None:
+        self._stream = stream
         self._file = file.open("w+b", buffering=0)
-        self._keep = keep_bytes
-        self.error: OSError | None = None
+        self._room = keep_bytes
         self._size = 0
-        self._loop = asyncio.get_running_loop()
-        self._read_end, self.write_end = os.pipe()
-        os.set_blocking(self._read_end, False)
-        self._loop.add_reader(self._read_end, self._read)
+        self.error: OSError | None = None
+        os.set_blocking(stream.fileno(), False)
+        asyncio.get_running_loop().add_reader(stream, self._read)
 
     def _read(self) -> bool:
         """False when nothing more is there now."""
         try:
-            data = os.read(self._read_end, CHUNK_BYTES)
+            data = os.read(self._stream.fileno(), CHUNK_BYTES)
         except BlockingIOError:
             return False
         if not data:
-            self._loop.remove_reader(self._read_end)
+            asyncio.get_running_loop().remove_reader(self._stream)
             return False
-        room = self._keep - self._size
-        if room > 0 and self.error is None:
-            try:
-                self._file.write(data[:room])
-            except OSError as error:  # the disk is full: read on, so that the command is not blocked
-                self.error = error
+        try:
+            self._file.write(data[: self._room])
+        except OSError as error:  # the disk is full: read on, so that the command is not blocked
+            self.error = error
+        self._room = max(0, self._room - len(data))
         self._size += len(data)
         return True
 
@@ -95,98 +94,95 @@ class _Drain:
         for _ in range(LAST_READS):
             if not self._read():
                 break
-        self._loop.remove_reader(self._read_end)
-        os.close(self._read_end)
+        asyncio.get_running_loop().remove_reader(self._stream)
+        self._stream.close()
         with self._file as file:
             file.seek(0)
             return Kept(file.read().decode(errors="replace"), self._size)
 
 
 class Tree:
-    """Start with `Tree.start`; then `wait`, and in every case `end`."""
+    """A started command. `wait` for it, and `end` it in every case. Starting raises RunnerError."""
 
-    def __init__(self, command: Command, process: subprocess.Popen[bytes], report: int, drains: list[_Drain]) -> None:
+    def __init__(self, command: Command) -> None:
         self._command = command
-        self._process = process
-        self._report = report
-        self._drains = drains
         self._began = time.monotonic()
-        self._over = False
-
-    @classmethod
-    def start(cls, command: Command) -> Tree:
-        """Raises RunnerError."""
-        report, report_to = os.pipe()
-        drains = [_Drain(command.notes / name, command.keep_bytes) for name in ("stdout", "stderr")]
+        self._report, report_to = os.pipe()
         try:
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 command.argv,
+                bufsize=0,
                 env=command.env,
                 cwd=command.cwd,
                 stdin=report_to if command.sandboxed else subprocess.DEVNULL,
-                stdout=drains[0].write_end,
-                stderr=drains[1].write_end,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            for drain in drains:
-                os.close(drain.write_end)
-                drain.close()
-            os.close(report)
-            raise RunnerError(
-                f"{command.argv[0]} cannot be started: {error}.",
-                "Start it by hand; long texts belong in {task_file}.",
-            ) from error
+            os.close(self._report)
+            what = f"{command.argv[0]} cannot be started: {error}."
+            raise RunnerError(what, "Start it by hand; long texts belong in {task_file}.") from error
         finally:
             os.close(report_to)
-        for drain in drains:
-            os.close(drain.write_end)
-        return cls(command, process, report, drains)
+        streams = {"stdout": self._process.stdout, "stderr": self._process.stderr}
+        self._drains = [
+            _Drain(stream, command.notes / name, command.keep_bytes) for name, stream in streams.items() if stream
+        ]
 
-    async def wait(self) -> None:
-        """Until the first process has ended. It is not reaped yet."""
+    async def wait(self, wake: asyncio.Event | None = None) -> bool:
+        """Until the first process has ended, which sets `wake`, or until that is set elsewhere. True when it has ended;
+        it is not reaped yet."""
+        wake = wake or asyncio.Event()
         try:
             handle = os.pidfd_open(self._process.pid)
         except (AttributeError, OSError):  # not Linux, or an old one
-            while psutil.Process(self._process.pid).status() != psutil.STATUS_ZOMBIE:
+            while not (self._has_ended() or wake.is_set()):
                 await asyncio.sleep(POLL_S)
-            self._over = True
-            return
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(handle, ended.set)
+            return self._has_ended()
+        asyncio.get_running_loop().add_reader(handle, wake.set)
         try:
-            await ended.wait()
-            self._over = True
+            await wake.wait()
         finally:
-            loop.remove_reader(handle)
+            asyncio.get_running_loop().remove_reader(handle)
             os.close(handle)
+        return self._has_ended()
 
-    async def end(self) -> Ended:
+    def _has_ended(self) -> bool:
+        return bool(psutil.Process(self._process.pid).status() == psutil.STATUS_ZOMBIE)
+
+    async def end(self, *, timed_out: bool = False) -> Ended:
         """Kill what is still alive of the tree, wait until nothing is, and say what there was. Raises RunnerError."""
         if not self._command.sandboxed:
             mark = self._command.env[TREE_VARIABLE]
             await asyncio.to_thread(kill_marked, lambda value: value == mark, self._process.pid)
-        elif not self._over:
+        elif not self._has_ended():
             await self._end_sandbox()
         await self.wait()
         _, status, usage = os.wait4(self._process.pid, 0)
+        code = self._process.returncode = os.waitstatus_to_exitcode(status)
         duration_s = time.monotonic() - self._began
-        self._process.returncode = os.waitstatus_to_exitcode(status)
         stdout, stderr = (drain.close() for drain in self._drains)
         with os.fdopen(self._report, "rb") as report:
-            said = report.read(STATUS_BYTES)
-        for drain in self._drains:
-            if drain.error is not None:
-                raise RunnerError(f"Output in {self._command.notes} cannot be kept: {drain.error}.", "Check the disk.")
-        rss_unit = 1 if sys.platform == "darwin" else 1024
-        max_rss_mb = usage.ru_maxrss * rss_unit / 2**20
-        return Ended(status, said, duration_s, usage.ru_utime + usage.ru_stime, max_rss_mb, stdout, stderr)
+            told = exit_code(report.read(REPORT_BYTES))
+        for error in filter(None, (drain.error for drain in self._drains)):
+            raise RunnerError(f"Output in {self._command.notes} cannot be kept: {error}.", "Check the disk.")
+        if self._command.sandboxed:
+            code = -signal.SIGKILL if told is None else told
+        max_rss_mb = usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+        ended = AgentExit(
+            code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            timed_out=timed_out,
+            duration_s=duration_s,
+            cpu_s=usage.ru_utime + usage.ru_stime,
+            max_rss_mb=max_rss_mb,
+        )
+        return Ended(ended, stdout, stderr, is_told=told is not None or not self._command.sandboxed)
 
     async def _end_sandbox(self) -> None:
         """Kill the namespace's first process, so that the sandbox still accounts for it; then the sandbox itself."""
-        for inner in _children(self._process.pid):
-            _kill(inner)
+        _kill_with_children(self._process.pid, itself=False)
         try:
             async with asyncio.timeout(SANDBOX_END_S):
                 await self.wait()
@@ -202,8 +198,7 @@ def kill_marked(is_ours: Callable[[str], bool], session: int | None = None) -> N
         if not found:
             return
         for process in found:
-            for each in (*_children(process.pid), process):
-                _kill(each)
+            _kill_with_children(process.pid)
         time.sleep(KILL_PAUSE_S)  # psutil's own waiting would reap our child
     raise RunnerError(
         f"Processes {[p.pid for p in found]} do not end.", "Look at them with ps; they may hang in the disk."
@@ -219,18 +214,9 @@ def _belongs(process: psutil.Process, is_ours: Callable[[str], bool], session: i
         return False  # gone, or another user's
 
 
-def _children(pid: int) -> list[psutil.Process]:
-    try:
-        return list(psutil.Process(pid).children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _kill(process: psutil.Process) -> None:
-    try:
-        process.kill()
-    except psutil.NoSuchProcess:
-        return
-
-
-__all__ = ["Command", "Ended", "Tree", "kill_marked"]
+def _kill_with_children(pid: int, *, itself: bool = True) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in (*process.children(recursive=True), *([process] if itself else [])):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()

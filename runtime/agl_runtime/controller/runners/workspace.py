@@ -179,6 +179,3 @@ def remove(path: Path) -> None:
             if not os.path.islink(os.path.join(parent, name)):
                 os.chmod(os.path.join(parent, name), 0o700)
     shutil.rmtree(path)
-
-
-__all__ = ["AttemptFolder", "Repository", "copy_home_file", "discard", "make", "place_for", "remove", "untracked_files"]
