@@ -4,8 +4,8 @@ Each part runs in its own session (a Ctrl-C on the terminal reaches only the sup
 `.agl/logs/<part>.log`, and holds the read end of a pipe whose other end only this process has: when this process is
 gone, however it ended, the part reads end-of-file and stops by itself.
 
-A part that dies is started again after a growing pause, a few times; one that ends with exit code 2 or 3 (wrong
-configuration, missing precondition) is not. What to do about a death is decided by `after_exit`, which is pure.
+A part that dies is started again after a growing pause, a few times; not so one that ends with exit code 2 or 3 (wrong
+configuration, missing precondition), or twice with the same error. That is decided by `after_exit`, which is pure.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ def part_command(name: str, root: Path, settings: Sequence[str], *extra: str, on
     return PartCommand(name, argv, once)
 
 
-def after_exit(code: int, deaths: int) -> float | None:
-    """Seconds until a part that ended unasked is started again; None when it must not be. `deaths` counts this one."""
-    if code in (diagnostics.USAGE, diagnostics.MISSING) or deaths >= MOST_DEATHS:
+def after_exit(code: int, deaths: int, *, same_error: bool = False) -> float | None:
+    """Seconds until a part that ended unasked is started again; None when it must not be. `deaths` counts this one;
+    `same_error` says that the one before was of the same error."""
+    if code in (diagnostics.USAGE, diagnostics.MISSING) or same_error or deaths >= MOST_DEATHS:
         return None
     return float(FIRST_PAUSE_S * 2 ** (deaths - 1))
 
@@ -149,7 +150,7 @@ class Supervisor:
             self._children[name].signal(number)
 
     async def _keep(self, command: PartCommand) -> None:
-        deaths = 0
+        deaths, earlier = 0, None
         while not self._stopping.is_set():
             log_file = self._state_dir / "logs" / f"{command.name}.log"
             offset = _rotated_size(log_file)
@@ -158,8 +159,10 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             deaths = 1 if time.monotonic() - child.started > HEALTHY_S else deaths + 1
-            pause_s = None if command.once and code == 0 else after_exit(code, deaths)
             error = last_error(log_file, offset) if code > 0 else None
+            same_error = error is not None and error == earlier
+            pause_s = None if command.once and code == 0 else after_exit(code, deaths, same_error=same_error)
+            earlier = error
             if pause_s is None:
                 if not self._ended.done():
                     self._ended.set_result(PartEnd(command.name, code, error))

@@ -22,7 +22,7 @@ from agl_cli.session import open_session
 from agl_cli.supervisor import PartCommand, part_command
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Project
-from agl_runtime.errors import ConfigError, PreconditionError
+from agl_runtime.errors import AglError, ConfigError, PreconditionError
 from agl_runtime.schemas import (
     TERMINAL_STATES,
     RolloutConfig,
@@ -118,7 +118,11 @@ async def _rollout(project: Project, task: Task, commands: Sequence[PartCommand]
             rollout_id=rollout_id,
         )
         await session.client.add_rollouts([create])
-        await session.wait(_ended(session.client, rollout_id))
+        try:
+            await session.wait(_ended(session.client, rollout_id))
+        except (AglError, asyncio.CancelledError):  # or a later command would find it and run it
+            await session.client.finish(rollout_id, RolloutState.FAILED, "`agl run` was stopped.")
+            raise
         return await recorded.fetch(session.client, rollout_id, project)
 
 

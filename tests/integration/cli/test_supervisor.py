@@ -114,6 +114,14 @@ async def test_a_part_that_keeps_dying_is_given_up(tmp_path: Path, state_dir: Pa
     assert await watched.supervisor.ended() == PartEnd("gateway", 1, "it broke 4")
 
 
+@pytest.mark.usefixtures("quick")
+async def test_a_part_that_dies_of_the_same_error_twice_is_given_up(state_dir: Path) -> None:
+    watched = Watched(state_dir, program("trainer", "raise SystemExit('no model')"))
+    await watched.supervisor.start()
+    assert await watched.supervisor.ended() == PartEnd("trainer", 1, "no model")
+    assert watched.notes == ["trainer died (exit code 1: no model); starting it again"]
+
+
 async def test_a_part_that_ignores_the_stop_is_killed_with_what_it_started(tmp_path: Path, state_dir: Path) -> None:
     watched = Watched(state_dir, program("trainer", DEAF, tmp_path / "pid"))
     await watched.supervisor.start()

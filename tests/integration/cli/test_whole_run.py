@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from agl_cli.main import app
 from agl_cli.reference import JSON_KEYS
-from fakes.projects import AGENT, make_project
+from fakes.projects import AGENT, make_model_folder, make_project
 from fakes.tiny_model import make_tiny_policy
 
 REWARD = """
@@ -85,6 +85,15 @@ def test_a_background_run_is_watched_used_and_stopped(root: Path) -> None:
 
     assert agl(root, "down").stderr == "Stopped `agl up`.\n"
     assert data(agl(root, "status", "--json"))["summary"]["ended"] == "stopped"
+
+
+def test_a_model_that_does_not_load_is_told_and_leaves_nothing_to_run(root: Path) -> None:
+    make_model_folder(root / "broken")
+    result = agl(root, "run", "--set", "model.path=broken")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "The trainer stopped: The model in" in result.stderr
+    (rollout,) = data(agl(root, "rollouts", "ls", "--json"))
+    assert (rollout["state"], rollout["error"]) == ("failed", "`agl run` was stopped.")
 
 
 @pytest.mark.parametrize(("agent", "refused"), [(AGENT, 0), (AGENT + STRAY, 1)])

@@ -16,6 +16,10 @@ def test_configuration_and_preconditions_are_not_retried(code: int) -> None:
     assert after_exit(code, 1) is None
 
 
+def test_the_same_error_twice_is_not_tried_again() -> None:
+    assert after_exit(1, 2, same_error=True) is None
+
+
 def test_the_last_error_line_is_told_without_its_prefix(tmp_path: Path) -> None:
     log = tmp_path / "trainer.log"
     log.write_text(
