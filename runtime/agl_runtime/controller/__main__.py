@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from agl_runtime import part
 from agl_runtime.config import Project
 from agl_runtime.controller import capacity
-from agl_runtime.controller.loop import Controller, Settings
+from agl_runtime.controller.attempt import Settings
+from agl_runtime.controller.loop import Controller
 from agl_runtime.controller.reward import RewardFunction
 from agl_runtime.controller.runners.isolation import choose_isolation
 from agl_runtime.controller.runners.process import ProcessRunner

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agl_runtime.client import GatewayClient
@@ -49,24 +49,35 @@ class HeldClock:
 
 
 @dataclass(frozen=True, slots=True)
+class Settings:
+    """`controller_id` stays the same when this controller is started again, so that it gets its rollouts back.
+    `limit` is the most agents at once, `attempts` the most tries at one rollout."""
+
+    controller_id: str
+    limit: int
+    attempts: int
+    timeout_s: float
+    reports_reward: bool = False
+    lease_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
 class Attempts:
-    """`reward` is None where no function gives the reward; then the agent does, if `reports_reward`."""
+    """`reward` is None where no function gives the reward; then the agent does, if `reports_reward` is set."""
 
     client: GatewayClient
     runner: Runner
     reward: RewardFunction | None
     held: HeldClock
-    most: int
-    timeout_s: float
-    reports_reward: bool
+    settings: Settings
 
     async def carry_out(self, grant: Grant, tries: int) -> Finish | Retry:
         """Run and judge one attempt. Raises GatewayError."""
         facts = Facts(
             tries=tries,
-            max_tries=self.most,
-            timeout_s=min(self.timeout_s, grant.rollout.config.timeout_seconds),
-            wants_reward=self.reports_reward or self.reward is not None,
+            max_tries=self.settings.attempts,
+            timeout_s=min(self.settings.timeout_s, grant.rollout.config.timeout_seconds),
+            wants_reward=self.settings.reports_reward or self.reward is not None,
         )
         try:
             facts, run = await self._run_agent(grant, facts)
@@ -125,15 +136,9 @@ class Attempts:
 
 def exit_data(run: AgentRun, agent_key: str) -> dict[str, Any]:
     """The data of an `agent_exit` event. The key is worthless by now; still it stands in no event."""
+    outputs = {"stdout": run.stdout, "stderr": run.stderr}
     return {
-        "exit_code": run.exit.code,
-        "signal": run.exit.signal,
-        "timed_out": run.exit.timed_out,
-        "duration_s": round(run.exit.duration_s, 3),
-        "cpu_s": round(run.exit.cpu_s, 3),
-        "max_rss_mb": round(run.exit.max_rss_mb, 1),
-        "stdout_bytes": run.stdout.size_bytes,
-        "stderr_bytes": run.stderr.size_bytes,
-        "stdout_tail": run.stdout.text.replace(agent_key, "***")[-TAIL_CHARS:],
-        "stderr_tail": run.stderr.text.replace(agent_key, "***")[-TAIL_CHARS:],
+        **asdict(run.exit),
+        **{f"{name}_bytes": kept.size_bytes for name, kept in outputs.items()},
+        **{f"{name}_tail": kept.text.replace(agent_key, "***")[-TAIL_CHARS:] for name, kept in outputs.items()},
     }

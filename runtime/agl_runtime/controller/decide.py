@@ -98,7 +98,7 @@ def _agent_failure(facts: Facts) -> str | None:
         return f"The agent ran into its time limit of {facts.timeout_s:g} s."
     if facts.exit.signal is not None:
         return f"The agent was ended by {signal_name(facts.exit.signal)}."
-    return f"The agent ended with exit code {facts.exit.code}."
+    return f"The agent ended with exit code {facts.exit.exit_code}."
 
 
 def signal_name(number: int) -> str:

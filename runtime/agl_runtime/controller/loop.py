@@ -13,10 +13,9 @@ import contextlib
 import itertools
 import logging
 import os
-from dataclasses import dataclass
 
 from agl_runtime.client import GatewayClient
-from agl_runtime.controller.attempt import Attempts, HeldClock
+from agl_runtime.controller.attempt import Attempts, HeldClock, Settings
 from agl_runtime.controller.decide import Finish, free_slots
 from agl_runtime.controller.reward import RewardFunction
 from agl_runtime.controller.runners.base import Runner
@@ -30,19 +29,6 @@ REPORT_S = 1.0
 REPORT_PAUSE_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """`controller_id` stays the same when this controller is started again, so that it gets its rollouts back.
-    `limit` is the most agents at once, `attempts` the most tries at one rollout."""
-
-    controller_id: str
-    limit: int
-    attempts: int
-    timeout_s: float
-    reports_reward: bool = False
-    lease_s: float = 30.0
-
-
 class Controller:
     def __init__(
         self, client: GatewayClient, runner: Runner, reward: RewardFunction | None, settings: Settings
@@ -51,9 +37,7 @@ class Controller:
         self._settings = settings
         self._isolation = runner.isolation
         self._held = HeldClock(self._renew)
-        self._attempts = Attempts(
-            client, runner, reward, self._held, settings.attempts, settings.timeout_s, settings.reports_reward
-        )
+        self._attempts = Attempts(client, runner, reward, self._held, settings)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._freed = asyncio.Event()
         self._changed = asyncio.Event()

@@ -74,7 +74,7 @@ class RewardFunction:
 
     async def score(self, task: Any, run: AgentRun, events: Sequence[Mapping[str, Any]]) -> Reward:
         """Raises RewardError."""
-        ended = {"code": run.exit.code, "signal": run.exit.signal, "timed_out": run.exit.timed_out}
+        ended = {"code": run.exit.exit_code, "signal": run.exit.signal, "timed_out": run.exit.timed_out}
         arguments = {
             "task": task,
             "workspace": str(run.workspace),
@@ -132,5 +132,5 @@ def check_reward(project: Project) -> None:
 
 
 def _last_words(ended: Ended) -> str:
-    how = f"signal {ended.exit.signal}" if ended.exit.code is None else f"exit code {ended.exit.code}"
+    how = f"signal {ended.exit.signal}" if ended.exit.exit_code is None else f"exit code {ended.exit.exit_code}"
     return ended.stderr.text[-TAIL:].strip() or f"{how}."

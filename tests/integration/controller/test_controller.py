@@ -81,7 +81,8 @@ async def controller(here: World) -> AsyncIterator[asyncio.subprocess.Process]:
     finally:
         if process.returncode is None:
             process.terminate()
-        _, errors = await process.communicate()
+        async with asyncio.timeout(60):
+            _, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
 
 

@@ -79,10 +79,17 @@ def forbidden(tmp_path: Path) -> dict[str, str]:
     }
 
 
+def writable_control_groups() -> list[Path]:
+    """Through them processes can be frozen and killed."""
+    return [path for path in Path("/sys/fs/cgroup").glob("*/cgroup.procs") if os.access(path, os.W_OK)]
+
+
 @pytest.mark.parametrize("kind", ISOLATED)
 async def test_an_isolated_agent_reads_and_signals_nothing_of_agl_or_of_others(tmp_path: Path, kind: Kind) -> None:
     expressions = forbidden(tmp_path)
     isolation(kind)
+    for number, group in enumerate(writable_control_groups()):
+        expressions[f"control group {number}"] = f"open('{group}', 'r+')"
     assert set((await tried(tmp_path, "none", expressions)).values()) == {"done"}
     refused = await tried(tmp_path, kind, expressions)
     assert not [name for name, result in refused.items() if result == "done"]

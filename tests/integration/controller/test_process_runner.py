@@ -68,7 +68,7 @@ async def test_an_exit_code_and_a_signal_are_told_apart(
 ) -> None:
     project = make_project(tmp_path, {"agent.py": f"import os, signal, sys\n{ending}\n"})
     run = await run_agent(project, kind)
-    assert (run.exit.code, run.exit.signal, run.exit.timed_out) == (code, number, False)
+    assert (run.exit.exit_code, run.exit.signal, run.exit.timed_out) == (code, number, False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,7 +119,7 @@ async def test_past_its_time_the_whole_tree_is_killed(tmp_path: Path, kind: Kind
     assert len(processes_with(mark)) >= 4
     expired.set()
     run = await running
-    assert (run.exit.code, run.exit.signal, run.exit.timed_out) == (None, signal.SIGKILL, True)
+    assert (run.exit.exit_code, run.exit.signal, run.exit.timed_out) == (None, signal.SIGKILL, True)
     assert run.exit.cpu_s > 0
     assert processes_with(mark) == []
 
@@ -159,7 +159,7 @@ async def test_an_end_is_noticed_without_the_kernels_handle_for_it(
 ) -> None:
     monkeypatch.delattr(tree.os, "pidfd_open")
     run = await run_agent(make_project(tmp_path, {"agent.py": "raise SystemExit(5)\n"}))
-    assert run.exit.code == 5
+    assert run.exit.exit_code == 5
 
 
 async def test_a_long_text_reaches_the_agent_through_the_task_file(tmp_path: Path) -> None:

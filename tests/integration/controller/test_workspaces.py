@@ -60,6 +60,15 @@ async def test_without_git_a_copy_leaves_out_state_environments_and_caches(tmp_p
     assert await listed(project) == {"agent.py", "agl.yaml", "lib/a.py", ".env"}
 
 
+async def test_a_copy_leaves_out_the_policys_weights_and_what_is_no_file(tmp_path: Path) -> None:
+    files = {"agent.py": LIST, "models/policy/model.safetensors": "", "models/notes": ""}
+    os.mkfifo(tmp_path / "pipe")
+    assert await listed(make_project(tmp_path, files, model={"path": "models/policy"})) == {
+        *("agent.py", "agl.yaml", "models/notes")
+    }
+    assert "models/policy/model.safetensors" in await listed(make_project(tmp_path, files, model={"path": "."}))
+
+
 def test_a_repository_that_git_refuses_is_no_folder_without_git(tmp_path: Path) -> None:
     (tmp_path / ".git").write_text("gitdir: /nowhere\n")
     with pytest.raises(RunnerError, match=r"git rev-parse in .* failed: .*not a git repository"):

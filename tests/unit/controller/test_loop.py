@@ -13,7 +13,8 @@ import pytest
 from agl_runtime.calls import CallInfo
 from agl_runtime.client import GatewayClient
 from agl_runtime.controller import decide, loop
-from agl_runtime.controller.loop import Controller, Settings
+from agl_runtime.controller.attempt import Settings
+from agl_runtime.controller.loop import Controller
 from agl_runtime.controller.reward import Reward, RewardFunction
 from agl_runtime.controller.runners.base import AgentRun
 from agl_runtime.errors import ConfigError, ConflictError, GatewayError, NotFoundError, RewardError, RunnerError

@@ -16,13 +16,13 @@ from agl_runtime.schemas import Grant
 
 @dataclass(frozen=True, slots=True)
 class AgentExit:
-    """How an agent ended. Exactly one of `code` and `signal` is set.
+    """How an agent ended. Exactly one of `exit_code` and `signal` is set.
 
     `cpu_s` and `max_rss_mb` (MiB, of its largest process) are those of the agent and of the children it waited for. The
     kernel counts the starting process in, so `max_rss_mb` is never less than what the controller itself had.
     """
 
-    code: int | None
+    exit_code: int | None
     signal: int | None
     timed_out: bool
     duration_s: float
@@ -31,7 +31,7 @@ class AgentExit:
 
     @property
     def ok(self) -> bool:
-        return self.code == 0 and not self.timed_out
+        return self.exit_code == 0 and not self.timed_out
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Separates an agent from agl and from other agents with Linux namespaces: bubblewrap, or util-linux's unshare.
 
 Inside, the project is read-only, agl's state folder is empty but for the attempt's own folders, and no process but the
-agent's own exists; when its first process ends, the kernel ends the rest. The agent can undo none of it: it has no
-capability over the mounts, and as root it keeps only those that programs need for files of their own, a few devices,
-and a read-only view of the kernel's settings. The rest of the file system and the network stay as they are, so what a
-daemon would do for the user (docker, cron) it still does for the agent.
+agent's own exists; when its first process ends, the kernel ends the rest. Control groups, which end processes too, are
+out of reach. The agent can undo none of it: it has no capability over the mounts, and as root it keeps only those that
+programs need for files of their own, a few devices, and a read-only view of the kernel's settings. The rest of the file
+system and the network stay as they are, so what a daemon would do for the user (docker, cron) it does for the agent.
 
 The first process in it is a shell that waits for the agent. Its standard input is a pipe on which it says how the agent
 ended (`exit_code`); the agent itself reads /dev/null. Where nothing arrives, the sandbox never came to start it.
@@ -57,13 +57,17 @@ class View:
     cwd: Path
 
 
+Wrap = Callable[[Sequence[str], View, Path], list[str]]
+"""Makes the sandboxed command of a command; the path is a folder for the sandbox's own notes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """How agents are separated here, or why they are not. `wrap` makes the sandboxed command; it is None for none."""
+    """How agents are separated here, or why they are not."""
 
     kind: Kind
     reason: str = ""
-    wrap: Callable[[Sequence[str], View, Path], list[str]] | None = None
+    wrap: Wrap | None = None
 
     def __str__(self) -> str:
         return f"none: {self.reason}" if self.kind == "none" else self.kind
@@ -106,7 +110,7 @@ def exit_code(report: bytes) -> int | None:
     return SIGNAL_BASE - code if SIGNAL_BASE < code <= SIGNAL_BASE + signal.NSIG else code
 
 
-def _prove(wrap: Callable[[Sequence[str], View, Path], list[str]]) -> None:
+def _prove(wrap: Wrap) -> None:
     with tempfile.TemporaryDirectory(prefix="agl-probe-") as name:
         project = Path(name).resolve()
         hidden, own, notes = project / "state", project / "state" / "own", project / "state" / "notes"
@@ -137,14 +141,14 @@ def _tool(name: str) -> str:
     return found
 
 
-def _bubblewrap() -> Callable[[Sequence[str], View, Path], list[str]]:
+def _bubblewrap() -> Wrap:
     program = _tool("bwrap")
     as_root = os.geteuid() == 0
 
     def wrap(argv: Sequence[str], view: View, notes: Path) -> list[str]:
-        words = [program, "--dev-bind", "/", "/"]
+        words = [program, "--dev-bind", "/", "/", "--ro-bind", "/sys", "/sys"]
         if as_root:
-            words += ["--dev", "/dev", "--ro-bind", "/sys", "/sys", "--cap-drop", "ALL"]
+            words += ["--dev", "/dev", "--cap-drop", "ALL"]
             words += [word for name in ROOT_CAPABILITIES for word in ("--cap-add", f"CAP_{name.upper()}")]
         for path in view.read_only:
             words += ["--ro-bind", str(path), str(path)]
@@ -167,7 +171,7 @@ def _pairs(option: str, paths: Sequence[Path]) -> list[str]:
     return [word for path in paths for word in (option, str(path), str(path))]
 
 
-def _unshare() -> Callable[[Sequence[str], View, Path], list[str]]:
+def _unshare() -> Wrap:
     unshare, setpriv, mount = _tool("unshare"), _tool("setpriv"), _tool("mount")
     user, group = os.geteuid(), os.getegid()
     enter = [setpriv, "--pdeathsig", "KILL", unshare, "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -208,6 +212,7 @@ def _table(view: View, *, as_root: bool) -> str:
         place = double / target.relative_to(view.hidden)
         rows.append((str(source), str(place), "none", f"rbind,{_read_only(source)}"))
     rows += [(str(path), str(path), "none", "rbind") for path in view.opened]
+    rows += [("agl", path, "tmpfs", "ro") for path in _mounts_in_sys()]
     if as_root:
         rows.append(("agl", "/dev/pts", "devpts", "mode=620,ptmxmode=666"))
         devices = {f"/dev/{name}": f"/dev/{name}" for name in ROOT_DEVICES} | {"/dev/pts/ptmx": "/dev/ptmx"}
@@ -216,6 +221,13 @@ def _table(view: View, *, as_root: bool) -> str:
         if os.path.exists(SYSRQ):
             rows.append(("/dev/null", SYSRQ, "none", "bind"))
     return "".join(f"{' '.join(map(_escaped, row))} 0 0\n" for row in rows)
+
+
+def _mounts_in_sys() -> list[str]:
+    """The outermost mounts below /sys: control groups, which end processes too, and what looks into the kernel."""
+    with open("/proc/self/mountinfo", encoding="utf-8") as table:
+        inner = {path for line in table if (path := line.split()[4]).startswith("/sys/")}
+    return sorted(path for path in inner if not any(path.startswith(f"{other}/") for other in inner))
 
 
 def _escaped(word: str) -> str:

@@ -59,6 +59,8 @@ class ProcessRunner:
         self._words = split_command(self._agent.command)
         if "{" not in self._words[0] and os.sep not in self._words[0]:
             self._program(self._words[0], self._root)
+        weights = project.path(project.config.model.path or "").resolve()
+        self._weights = weights if self._root in weights.parents else None
         self._repository = Repository.find(self._root) if self._agent.workspace != "empty" else None
         self._judged: dict[AttemptFolder, None] = {}
         self._emptied: dict[AttemptFolder, None] = {}
@@ -123,7 +125,7 @@ class ProcessRunner:
     def _prepare(self, grant: Grant, folder: AttemptFolder) -> Command:
         """Make the attempt's folder and the command for it. Blocks. Raises RunnerError and ConfigError."""
         rollout = grant.rollout
-        cwd = workspace.make(self._agent.workspace, folder, self._root, self._repository)
+        cwd = workspace.make(self._agent.workspace, folder, self._root, self._repository, self._weights)
         folder.task_file.write_text(json.dumps(rollout.input), encoding="ascii")
         shown = tuple((source, folder.home / name) for name, source in self._home_files.items())
         for source, target in shown:

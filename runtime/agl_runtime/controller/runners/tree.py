@@ -171,12 +171,12 @@ class Tree:
             code = -signal.SIGKILL if told is None else told
         max_rss_mb = usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
         ended = AgentExit(
-            code=code if code >= 0 else None,
+            exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             timed_out=timed_out,
-            duration_s=duration_s,
-            cpu_s=usage.ru_utime + usage.ru_stime,
-            max_rss_mb=max_rss_mb,
+            duration_s=round(duration_s, 3),
+            cpu_s=round(usage.ru_utime + usage.ru_stime, 3),
+            max_rss_mb=round(max_rss_mb, 1),
         )
         return Ended(ended, stdout, stderr, is_told=told is not None or not self._command.sandboxed)
 

@@ -103,9 +103,14 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def make(
-    kind: Literal["empty", "copy", "worktree"], folder: AttemptFolder, project: Path, repository: Repository | None
+    kind: Literal["empty", "copy", "worktree"],
+    folder: AttemptFolder,
+    project: Path,
+    repository: Repository | None,
+    left_out: Path | None = None,
 ) -> Path:
-    """Make the attempt's folder anew and fill its workspace; returns the agent's working directory in it.
+    """Make the attempt's folder anew and fill its workspace; returns the agent's working directory in it. `left_out` is
+    a folder of the project that no copy holds.
 
     Raises RunnerError and OSError.
     """
@@ -119,7 +124,8 @@ def make(
         return repository.add_worktree(folder.workspace)
     folder.workspace.mkdir()
     if kind == "copy":
-        _copy(project, repository.tracked() if repository else untracked_files(project), folder.workspace)
+        names = repository.tracked() if repository else untracked_files(project)
+        _copy(project, names, folder.workspace, left_out)
     return folder.workspace
 
 
@@ -133,17 +139,19 @@ def untracked_files(project: Path) -> Iterator[str]:
         yield from (os.path.relpath(here / name, project) for name in (*files, *links))
 
 
-def _copy(source: Path, names: Iterable[str], target: Path) -> None:
+def _copy(source: Path, names: Iterable[str], target: Path, left_out: Path | None) -> None:
     made: set[Path] = set()
     for name in names:
+        if left_out is not None and (source / name).is_relative_to(left_out):
+            continue
         file = target / name
         if file.parent not in made:
             file.parent.mkdir(parents=True, exist_ok=True)
             made.add(file.parent)
         try:
             shutil.copy2(source / name, file, follow_symlinks=False)
-        except FileNotFoundError:
-            continue  # tracked, but deleted by the user
+        except (FileNotFoundError, shutil.SpecialFileError):
+            continue  # tracked, but deleted by the user; or a pipe, say
 
 
 def copy_home_file(source: Path, target: Path) -> None:
