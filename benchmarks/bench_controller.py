@@ -1,7 +1,8 @@
 """What running an agent costs beside the agent: with each kind of isolation, a Python script that does nothing.
 
-`start` is one run of the process runner alone, `rollouts` the whole life of 100 rollouts through a real gateway and its
-store, with a reward function, at the concurrency that is the default here. CPU is that of the runner's children.
+`start` is one run of the process runner alone; CPU is that of the runner's children. Then 100 rollouts through a real
+gateway and its store, with a reward function, at the concurrency that is the default here; CPU is that of the gateway,
+the controller, the agents and the reward functions together.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import psutil
 
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import load_project
@@ -56,8 +59,12 @@ def cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-async def rollouts(root: Path) -> float:
-    """Rollouts a second."""
+def parts_cpu_s(pid: int) -> float:
+    return sum(psutil.Process(pid).cpu_times()[:4])
+
+
+async def rollouts(root: Path) -> tuple[float, float]:
+    """Rollouts a second, and milliseconds of CPU a rollout."""
     argv = [sys.executable, "-m"]
     parts = [
         subprocess.Popen([*argv, f"agl_runtime.{name}", "--root", str(root)], stderr=subprocess.DEVNULL)
@@ -69,11 +76,12 @@ async def rollouts(root: Path) -> float:
         async with GatewayClient(gateway_url(root / ".agl"), admin_key(root / ".agl")) as client:
             while not any(part.part == "controller" for part in await client.parts()):
                 await asyncio.sleep(0.05)
-            began = time.perf_counter()
+            began, before = time.perf_counter(), sum(parts_cpu_s(part.pid) for part in parts)
             await client.add_rollouts([RolloutCreate(input={}) for _ in range(ROLLOUTS)])
             while (await client.terminal(0, wait_s=20)).total_terminal < ROLLOUTS:
                 await asyncio.sleep(0.01)
-            return ROLLOUTS / (time.perf_counter() - began)
+            used = sum(parts_cpu_s(part.pid) for part in parts) - before
+            return ROLLOUTS / (time.perf_counter() - began), used * 1000 / ROLLOUTS
     finally:
         for part in reversed(parts):
             part.terminate()
@@ -91,8 +99,9 @@ def main() -> None:
             wall_ms, cpu_ms = asyncio.run(starts(Path(folder), isolation))
         with tempfile.TemporaryDirectory() as folder:
             make(Path(folder), kind)
-            per_s = asyncio.run(rollouts(Path(folder)))
-        print(f"{kind:12} start {wall_ms:6.1f} ms wall, {cpu_ms:6.1f} ms CPU; {per_s:5.1f} rollouts/s with a reward")
+            per_s, each_ms = asyncio.run(rollouts(Path(folder)))
+        start = f"start {wall_ms:6.1f} ms wall, {cpu_ms:5.1f} ms CPU"
+        print(f"{kind:12} {start}; {per_s:5.1f} rollouts/s, {each_ms:5.1f} ms CPU each")
 
 
 if __name__ == "__main__":

@@ -207,9 +207,8 @@ def kill_marked(is_ours: Callable[[str], bool], session: int | None = None) -> N
 
 def _belongs(process: psutil.Process, is_ours: Callable[[str], bool], session: int | None) -> bool:
     try:
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False
-        return os.getsid(process.pid) == session or is_ours(process.environ().get(TREE_VARIABLE, ""))
+        ours = os.getsid(process.pid) == session or is_ours(process.environ().get(TREE_VARIABLE, ""))
+        return ours and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, OSError):
         return False  # gone, or another user's
 
