@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from agl_runtime.errors import ConfigError
 
@@ -127,6 +136,12 @@ class TrainConfig(_Section):
     """Policy updates in the run."""
     groups_per_step: int = Field(default=8, ge=1)
     """Tasks whose groups make one update."""
+    active_groups: int | None = Field(default=None, ge=1)
+    """Groups under way at once. Not set: as many as make one update, which is synchronous training. More: agents go on
+    through updates, and groups that are unfinished then are trained on later, by newer weights than sampled them."""
+    max_staleness: int | None = Field(default=4, ge=0)
+    """Updates that a group may lag behind the weights that are trained on it; an older one is dropped. When null none
+    is dropped, and `tis_cap` alone corrects what is stale."""
     group_size: int = Field(default=8, ge=2)
     """Rollouts of each task that are compared."""
     lr: float = Field(default=1e-6, gt=0)
@@ -173,6 +188,14 @@ class TrainConfig(_Section):
     """Checkpoints kept on disk; the newest."""
     no_signal_steps: int = Field(default=2, ge=1)
     """After this many first steps without any spread of rewards the run stops with "no signal"."""
+
+    @field_validator("active_groups")
+    @classmethod
+    def _holds_a_batch(cls, value: int | None, info: ValidationInfo) -> int | None:
+        batch = info.data.get("groups_per_step", 1)
+        if value is not None and value < batch:
+            raise ValueError(f"must be at least train.groups_per_step, which is {batch}")
+        return value
 
 
 class EvalConfig(_Section):

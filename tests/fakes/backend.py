@@ -18,7 +18,8 @@ WEIGHTS_FILE = "weights.json"
 
 
 class FakeBackend:
-    """`weights` has one list of rollout ids an update. `before` is called with the name of each method as it begins,
+    """`weights` has one list of rollout ids an update, `sampled_by` the numbers of updates of the weights that sampled
+    what it trained. `before` is called with the name of each method as it begins,
     and may raise."""
 
     def __init__(
@@ -27,6 +28,7 @@ class FakeBackend:
         self.endpoint = endpoint
         self.weights: list[list[str]] = []
         self.totals: list[BatchTotals] = []
+        self.sampled_by: list[set[int]] = []
         self.version = PolicyVersion(0, 0)
         self.is_stopped = False
         self._before = before
@@ -43,6 +45,8 @@ class FakeBackend:
         self._before("update")
         self.weights.append([item.samples.rollout_id for item in rollouts])
         self.totals.append(totals)
+        rows = [row for item in rollouts for row in item.samples.samples]
+        self.sampled_by.append({int(number) for row in rows for number in row.updates[row.mask]})
         self.version = self.version._replace(updates=len(self.weights))
         self._before("updated")
         return UpdateResult(self.version, {"loss": 0.5, "grad_norm": 1.0, "logprob_gap": 1e-6})

@@ -7,6 +7,7 @@ raise: a trainer killed at any moment of its dealings with the world.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,7 @@ class FakeGateway:
     inflight: int = 0
     deleted: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __aenter__(self) -> FakeGateway:
         return self
@@ -86,6 +88,15 @@ class FakeGateway:
         rollout = self.rollouts_by_id[rollout_id]
         self._set(rollout, RolloutState.FAILED if end.reward is None else RolloutState.SUCCEEDED, end.error)
         self.ends[rollout_id] = end
+
+    async def end_in_any_order(self, rng: random.Random) -> None:
+        """One agent, any of those at work, is done whenever the trainer asks for something; for ever."""
+        while True:
+            self.asked.clear()
+            await self.asked.wait()
+            if waiting := self.unfinished():
+                rollout_id = rng.choice(waiting)
+                self.end(rollout_id, by_index(self.rollouts_by_id[rollout_id]))
 
     def forget(self) -> None:
         """The gateway began anew: what it kept in memory is gone."""
@@ -127,6 +138,8 @@ class FakeGateway:
 
     async def finish(self, rollout_id: str, state: RolloutState, error_message: str | None = None) -> None:
         self._enter("finish")
+        if rollout_id not in self.rollouts_by_id:
+            raise NotFoundError(f"There is no rollout {rollout_id}.", status=404)
         if self.rollouts_by_id[rollout_id].status.state in TERMINAL_STATES:
             raise ConflictError(f"rollout {rollout_id} has ended", status=409)
         self._set(self.rollouts_by_id[rollout_id], state, error_message)
@@ -185,6 +198,7 @@ class FakeGateway:
     def _enter(self, name: str) -> None:
         self.before(name)
         self.log.append(name)
+        self.asked.set()
 
     def _add(self, item: RolloutCreate) -> Rollout:
         name = str(item.rollout_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import httpx
@@ -20,15 +20,20 @@ def even_fails(rollout: Rollout) -> float:
     return float((rollout.metadata.model_extra or {})["index"] % 2)
 
 
+async def go_on(rollout: Rollout) -> None:
+    """Without a pause."""
+
+
 @dataclass
 class Player:
     """Each agent makes `calls` model calls, each going on from the last. A call that fails begins another attempt;
-    `reward` None ends the rollout in an infrastructure failure."""
+    `reward` None ends the rollout in an infrastructure failure. `pause` is awaited between two calls."""
 
     url: str
     admin_key: str
     reward: Callable[[Rollout], float | None] = even_fails
     calls: int = 2
+    pause: Callable[[Rollout], Awaitable[None]] = go_on
     played: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -49,7 +54,9 @@ class Player:
         rollout = grant.rollout
         path = f"/proxy/rollout/{rollout.rollout_id}/attempt/{grant.attempt_id}/mode/{rollout.mode}/openai/v1"
         messages = [{"role": "user", "content": f"question {rollout.input['q']}"}]
-        for _ in range(self.calls):
+        for turn in range(self.calls):
+            if turn:
+                await self.pause(rollout)
             answer = await http.post(
                 f"{self.url}{path}/chat/completions",
                 json={"model": "policy", "messages": messages, "max_tokens": 8},

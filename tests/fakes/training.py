@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,22 @@ async def run_trainer(
     outside = Outside(make_backend=lambda config, policy: backend, connect=connect)
     await train(make_part(project), stop or asyncio.Event(), outside)
     return backend
+
+
+async def lineage(project: Project, gateway: FakeGateway, moments: Sequence[int]) -> tuple[list[list[str]], int]:
+    """The weights that a run killed at these moments ends with, and how often it was really killed."""
+    killed = 0
+    for moment in moments:
+        try:
+            await run_trainer(project, gateway, KillAt(moment))
+        except Killed:
+            killed += 1
+    return (await run_trainer(project, gateway)).weights, killed
+
+
+def places(weights: list[list[str]]) -> list[list[tuple[str, str]]]:
+    """Group and index of what was trained: ids without the run and the name of the weights, which differ by run."""
+    return [[(name.split("-")[2], name.split("-")[4]) for name in ids] for ids in weights]
 
 
 def read_lines(project: Project) -> list[dict[str, Any]]:

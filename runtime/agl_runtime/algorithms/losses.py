@@ -48,8 +48,9 @@ class PolicyLoss:
     """`loss` is a scalar with gradient. `metrics` are scalars without: weighted sums that add up over micro-batches as
     `loss` does, to be divided by the sum of `weight` for a mean.
 
-    `kl` is to the reference where there is one, else to the old policy; `clip_fraction` the share where
-    the clip holds the ratio back; `entropy` only where it was given.
+    `kl` is to the reference where there is one, else to the old policy; `clip_fraction` the share where the clip holds
+    the ratio back; `tis_weight` the correction of stale tokens and `tis_capped` the share where its cap holds it back,
+    where there is one; `entropy` only where it was given.
     """
 
     loss: Tensor
@@ -74,13 +75,16 @@ def policy_loss(
     old = old.detach()
     ratio = _exp(new - old)
     surrogate = clipped_surrogate(ratio, advantages, settings.clip_low, settings.clip_high)
+    parts = {}
     if settings.tis_cap is not None:
-        surrogate = surrogate * staleness_weight(old, recorded, settings.tis_cap)
+        stale = staleness_weight(old, recorded, settings.tis_cap)
+        surrogate = surrogate * stale
+        parts = {"tis_weight": stale, "tis_capped": (stale >= settings.tis_cap).to(weights.dtype)}
     kl = k3(new, old if reference is None else reference.detach())
     token_loss = surrogate if reference is None else surrogate + settings.kl_coef * kl
     loss = (weights * token_loss).sum()
     held_back = torch.where(advantages > 0, ratio > 1 + settings.clip_high, ratio < 1 - settings.clip_low)
-    parts = {
+    parts |= {
         "loss": token_loss,
         "kl": kl,
         "clip_fraction": (held_back & (advantages != 0)).to(weights.dtype),

@@ -22,7 +22,7 @@ from agl_runtime.trainer.scoring import Scores
 from agl_runtime.trainer.state import replace_file
 
 Line = dict[str, Any]
-LOSS_FIELDS = ("loss", "grad_norm", "kl", "clip_fraction", "entropy", "logprob_gap")
+LOSS_FIELDS = ("loss", "grad_norm", "kl", "clip_fraction", "entropy", "logprob_gap", "tis_weight", "tis_capped")
 EVALUATION_FIELDS = ("pass_at_1", "ci_low", "ci_high", "reward_mean", "tasks", "rollouts")
 
 
@@ -34,6 +34,15 @@ class Times:
     hold_s: float = 0.0
     update_s: float = 0.0
     save_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Age:
+    """`staleness` of each group of the batch: updates since it was enqueued. `dropped` counts the groups that became
+    too stale since the last step."""
+
+    staleness: tuple[int, ...] = (0,)
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,7 @@ def step_line(
     scores: Scores,
     figures: Mapping[str, float],
     times: Times,
+    age: Age,
 ) -> Line:
     """Of one batch. `figures` are the backend's; those it does not give, or a skipped step's, are 0."""
     rewards = [item.reward for item in ended if item.reward is not None]
@@ -107,6 +117,10 @@ def step_line(
         "trained_share": report.trained_share,
         **{name: figures.get(name, 0.0) for name in LOSS_FIELDS},
         **{name: round(seconds, 4) for name, seconds in asdict(times).items()},
+        "hold_share": times.hold_s / (times.sample_s + times.hold_s) if times.hold_s else 0.0,
+        "staleness_mean": fmean(age.staleness),
+        "staleness_max": max(age.staleness),
+        "groups_dropped": age.dropped,
         **agent_use(ended),
         "splits": report.splits,
         "untrained": report.untrained,

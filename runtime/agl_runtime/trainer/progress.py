@@ -35,6 +35,12 @@ class Progress:
         self._since = time.monotonic()
         self._changed.set()
 
+    def sampling(self, ready: int, batch: int) -> None:
+        """`ready` of the `batch` groups of the next update have come."""
+        if self.phase != "sampling":
+            self.enter("sampling", batch)
+        self._done = ready
+
     def finished(self) -> None:
         """One of the things waited for has come."""
         self._done += 1

@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import orjson
 
-from agl_runtime.calls import RolloutCalls
+from agl_runtime.calls import RolloutCalls, VersionSpan
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Config
 from agl_runtime.errors import ConflictError, NotFoundError
@@ -152,10 +152,14 @@ class RolloutDesk:
 
     async def cancel(self, is_orphan: Callable[[Rollout], bool]) -> None:
         """End those waiting and running rollouts that nobody waits for any more."""
-        for item in await self._client.rollouts([RolloutState.QUEUING, RolloutState.RUNNING], limit=PAGE):
-            if is_orphan(item):
-                with contextlib.suppress(ConflictError):  # it has just ended by itself
-                    await self._client.finish(item.rollout_id, RolloutState.FAILED, "The trainer no longer needs it.")
+        found = await self._client.rollouts([RolloutState.QUEUING, RolloutState.RUNNING], limit=PAGE)
+        await self.end(item.rollout_id for item in found if is_orphan(item))
+
+    async def end(self, rollout_ids: Iterable[str]) -> None:
+        """Of rollouts that nobody needs any more, end those that have not ended."""
+        for rollout_id in rollout_ids:
+            with contextlib.suppress(ConflictError, NotFoundError):  # it has ended by itself, or is deleted
+                await self._client.finish(rollout_id, RolloutState.FAILED, "The trainer no longer needs it.")
 
     async def _result(self, rollout_id: str, progress: Callable[[Ended], None] | None) -> Ended:
         await self._waiting[rollout_id]
@@ -185,11 +189,27 @@ class RolloutDesk:
             future.set_result(None)
 
 
-def is_orphan(rollout: Rollout, run_id: str, versions: Iterable[PolicyVersion], recipe: str) -> bool:
-    """Whether a trainer enqueued it (and not somebody who uses the gateway directly), but not for this run, one of
-    these weights and this recipe."""
+def is_orphan(
+    rollout: Rollout, run_id: str, version: PolicyVersion, recipe: str, carried: Collection[str] = ()
+) -> bool:
+    """Whether a trainer enqueued it (and not somebody who uses the gateway directly), but neither in one of the groups
+    `carried` nor for this run, these weights and this recipe."""
     about = rollout.metadata.model_extra or {}
-    if "weights" not in about:
+    if "weights" not in about or about.get("group_id") in carried:
         return False
-    is_of_run = about.get("run_id") == run_id and about.get("recipe") == recipe
-    return not (is_of_run and about["weights"] in {str(version) for version in versions})
+    return (about.get("run_id"), about["weights"], about.get("recipe")) != (run_id, str(version), recipe)
+
+
+def of_lineage(calls: RolloutCalls, begun: PolicyVersion) -> RolloutCalls:
+    """`calls` with -1 updates where weights sampled that are lost: those made after the checkpoint that the weights
+    `begun` come from, by a process that a crash ended. Their numbers of updates now name other weights."""
+
+    def is_lost(version: PolicyVersion) -> bool:
+        return version.epoch < begun.epoch and version.updates > begun.updates
+
+    def named(span: VersionSpan) -> VersionSpan:
+        return replace(span, version=span.version._replace(updates=-1)) if is_lost(span.version) else span
+
+    if not any(is_lost(span.version) for call in calls.calls for span in call.spans):
+        return calls
+    return replace(calls, calls=tuple(replace(call, spans=tuple(map(named, call.spans))) for call in calls.calls))

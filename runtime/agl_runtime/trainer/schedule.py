@@ -5,7 +5,8 @@ action brings about comes back as an event. At most one of update, save and vali
 
 Synchronous training is the special case `active == batch`: a batch is enqueued, all its groups finish, an update
 follows. With `active > batch` more groups are under way than an update takes, the rest carries over, and a group whose
-birth lies more than `max_staleness` updates back is dropped, checked whenever a batch is cut.
+birth lies more than `max_staleness` updates back is dropped, checked whenever a batch is cut. A batch takes the oldest
+groups that are finished. While a validation runs nothing is enqueued and no batch is cut; groups under way go on.
 
 Invariants: a group is updated on whole and once; groups are numbered by their place in the data's order and every
 number is enqueued unless the run ends; nothing is enqueued while weights that a checkpoint is due for are unsaved; a
@@ -75,6 +76,13 @@ class State:
     validated: int = -1
     stopping: bool = False
     phase: Phase = Phase.SAMPLING
+
+    def is_open(self, number: int) -> bool:
+        return any(group.number == number for group in self.open)
+
+    def staleness(self, group: Group) -> int:
+        """Updates since the group was enqueued, which is before its oldest token was sampled."""
+        return self.version.updates - group.version.updates
 
 
 class GroupFinished(NamedTuple):
@@ -151,7 +159,7 @@ def begin(plan: Plan, state: State) -> Move:
 def advance(plan: Plan, state: State, event: Event) -> Move:
     """The move that answers `event`. An event that comes too late to matter changes nothing."""
     match event:
-        case GroupFinished(number) if any(group.number == number for group in state.open):
+        case GroupFinished(number) if state.is_open(number):
             state = replace(state, ready=state.ready | {number})
         case Updated(version) if state.phase is Phase.UPDATING:
             state = replace(state, step=state.step + 1, version=version, phase=Phase.SAMPLING)
@@ -198,7 +206,8 @@ def _validation_due(plan: Plan, state: State) -> bool:
 
 def _sample(plan: Plan, state: State) -> Move:
     """Drop what is too stale, cut a batch if one is complete, and keep as many groups under way as wanted."""
-    stale = [group for group in state.open if _is_stale(plan, state, group)]
+    limit = plan.max_staleness
+    stale = [group for group in state.open if limit is not None and state.staleness(group) > limit]
     state = _without(state, stale)
     drops = tuple(Drop(group) for group in stale)
     finished = [group for group in state.open if group.number in state.ready]
@@ -210,10 +219,6 @@ def _sample(plan: Plan, state: State) -> Move:
     fresh = tuple(Group(state.next_group + i, state.version) for i in range(count))
     state = replace(state, next_group=state.next_group + count, open=state.open + fresh)
     return state, drops + tuple(Enqueue(group) for group in fresh)
-
-
-def _is_stale(plan: Plan, state: State, group: Group) -> bool:
-    return plan.max_staleness is not None and state.version.updates - group.version.updates > plan.max_staleness
 
 
 def _without(state: State, groups: Iterable[Group]) -> State:

@@ -232,3 +232,24 @@ async def test_agents_never_see_the_admin_key(tmp_path: Path) -> None:
         events = await here.events()
     assert ADMIN_KEY not in json.dumps(told)
     assert told["AGL_KEY"] not in json.dumps(events)
+
+
+async def test_time_in_which_a_call_is_held_does_not_count_against_the_time_limit(tmp_path: Path) -> None:
+    timeout_s = 4.0
+    agent = {"command": [PYTHON, "agent.py", "hi"], "timeout_s": timeout_s}
+    async with world(tmp_path, {"agent.py": ASK}, agent=agent) as here:
+        with FakeModelServer() as server:
+            here.gateway.register(server.url)
+            await here.client.pause("The policy's weights are changing.")
+            async with controller(here):
+                await here.add(1)
+                async with asyncio.timeout(60):
+                    while here.gateway.gateway.hold.held_total_s < timeout_s + 1:
+                        await asyncio.sleep(0.05)
+                assert (await here.client.proxy_state()).inflight == 0
+                await here.client.resume()
+                await here.ended(1)
+                state = (await here.client.rollout("r0")).rollout.status.state
+                ended = (await here.events())["agent_exit"]
+    assert (state, ended["timed_out"]) == (RolloutState.SUCCEEDED, False)
+    assert ended["duration_s"] > timeout_s

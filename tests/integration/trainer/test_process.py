@@ -76,8 +76,11 @@ async def at_work(folder: Path, chosen: dict[str, str]) -> AsyncIterator[tuple[P
         yield project, player
 
 
-async def test_a_trainer_killed_in_mid_run_is_continued_by_the_same_command(tmp_path: Path, policy: Path) -> None:
-    chosen = settings(policy)
+@pytest.mark.parametrize("active", ["2", "4"])
+async def test_a_trainer_killed_in_mid_run_is_continued_by_the_same_command(
+    active: str, tmp_path: Path, policy: Path
+) -> None:
+    chosen = settings(policy, train__active_groups=active)
     async with at_work(tmp_path, chosen) as (project, player):
         async with trainer(project, chosen) as first:
             await until_line(project, "step", 1)

@@ -36,6 +36,10 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
         ("train: {}\n", r"agl\.yaml: `agent` is missing\."),
         (MINIMAL + "train:\n  lr: fast\n", r"agl\.yaml: `train\.lr`: Input should be a valid number"),
         (MINIMAL + "train:\n  group_size: 1\n", r"`train\.group_size`: Input should be greater than or equal to 2"),
+        (
+            MINIMAL + "train:\n  active_groups: 7\n",
+            r"`train\.active_groups`: must be at least train\.groups_per_step, which is 8",
+        ),
         (MINIMAL + "  env: {AGL_KEY: x}\n", r"AGL_KEY are set by agl for each rollout"),
         (MINIMAL + "  reports_reward: true\nreward:\n  function: r.py:f\n", r"gives the reward, not both"),
         ("agent: [\n", r"agl\.yaml is not valid YAML"),

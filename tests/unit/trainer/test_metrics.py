@@ -8,7 +8,16 @@ import pytest
 
 from agl_runtime.schemas import PolicyVersion
 from agl_runtime.trainer.evaluation import evaluate
-from agl_runtime.trainer.metrics import MetricsLog, Outcome, Times, step_line, summary, validation_line, write_summary
+from agl_runtime.trainer.metrics import (
+    Age,
+    MetricsLog,
+    Outcome,
+    Times,
+    step_line,
+    summary,
+    validation_line,
+    write_summary,
+)
 from agl_runtime.trainer.scoring import Candidate, score
 from fakes.trained import make_ended, make_samples
 
@@ -19,7 +28,7 @@ VERSION = PolicyVersion(1, 1)
 def step(number: int = 1, rewards: tuple[float | None, ...] = (1.0, 0.0), **figures: float) -> dict:
     ended = [make_ended(f"r{n}", reward, cpu_s=0.5) for n, reward in enumerate(rewards)]
     scores = score([Candidate("g", item.reward, make_samples(), item.error) for item in ended], "grpo")
-    return step_line(number, VERSION, ended, scores, figures, Times(2.0, 1.0, 0.5))
+    return step_line(number, VERSION, ended, scores, figures, Times(2.0, 1.0, 0.5), Age((0, 2, 1), 3))
 
 
 def validation(number: int, *rewards: float, seconds: float = 3.0) -> dict:
@@ -31,13 +40,16 @@ def validation(number: int, *rewards: float, seconds: float = 3.0) -> dict:
 
 
 def test_a_step_says_what_was_sampled_scored_and_learnt() -> None:
-    line = step(3, (1.0, 0.0, None), loss=0.25, logprob_gap=1e-5)
+    line = step(3, (1.0, 0.0, None), loss=0.25, logprob_gap=1e-5, tis_weight=1.1)
     assert (line["kind"], line["step"], line["version"]) == ("step", 3, "1.1")
     assert (line["rollouts"], line["scored"], line["failed"]) == (3, 2, 1)
     assert (line["reward_mean"], line["reward_std"]) == (0.5, 0.5)
     assert (line["samples"], line["sampled_tokens"], line["trained_tokens"], line["trained_share"]) == (2, 9, 9, 1.0)
     assert (line["loss"], line["logprob_gap"], line["kl"]) == (0.25, 1e-5, 0.0)
     assert (line["sample_s"], line["hold_s"], line["update_s"], line["save_s"]) == (2.0, 1.0, 0.5, 0.0)
+    assert line["hold_share"] == pytest.approx(1 / 3)
+    assert (line["staleness_mean"], line["staleness_max"], line["groups_dropped"]) == (1.0, 2, 3)
+    assert (line["tis_weight"], line["tis_capped"]) == (1.1, 0.0)
     assert (line["agent_cpu_s"], line["agent_rss_mb"], line["agent_cpu_s_total"]) == (0.5, 50.0, 1.5)
     assert line["skipped"] is None
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from agl_runtime.schemas import PolicyVersion, Rollout, RolloutMetadata
+from agl_runtime.calls import VersionSpan
+from agl_runtime.schemas import PolicyVersion, Rollout, RolloutMetadata, RolloutState
 from agl_runtime.trainer.data import Task
-from agl_runtime.trainer.rollouts import RolloutDesk, Work, is_orphan, recipe
+from agl_runtime.trainer.rollouts import RolloutDesk, Work, is_orphan, of_lineage, recipe
 from fakes.gateway import End, FakeGateway
+from fakes.trained import make_call, make_calls
 from fakes.training import make_project
 
 WORK = Work("r1", PolicyVersion(1, 4), "7", Task("t", {"q": 1}), 3, 5, True, "abcd")
@@ -81,6 +83,8 @@ async def test_a_reward_that_is_not_finite_is_none() -> None:
         ({"run_id": "r1", "weights": "1.4", "recipe": "efgh"}, True),
         ({"run_id": "r1"}, False),
         ({}, False),
+        ({"run_id": "r1", "weights": "1.2", "recipe": "abcd", "group_id": "carried"}, False),
+        ({"run_id": "r1", "weights": "1.2", "recipe": "abcd", "group_id": "dropped"}, True),
     ],
 )
 async def test_only_what_a_trainer_enqueued_for_something_else_is_an_orphan(
@@ -88,4 +92,25 @@ async def test_only_what_a_trainer_enqueued_for_something_else_is_an_orphan(
 ) -> None:
     (rollout,) = await FakeGateway(lambda rollout: None).add_rollouts(WORK.creates(10.0)[:1])
     changed: Rollout = rollout.model_copy(update={"metadata": RolloutMetadata.model_validate(about)})
-    assert is_orphan(changed, "r1", [PolicyVersion(1, 4)], "abcd") is orphan
+    assert is_orphan(changed, "r1", PolicyVersion(1, 4), "abcd", {"carried"}) is orphan
+
+
+async def test_ending_what_has_ended_or_is_deleted_changes_nothing() -> None:
+    gateway = FakeGateway(lambda rollout: None)
+    await gateway.add_rollouts(WORK.creates(10.0)[:2])
+    gateway.end(WORK.rollout_ids[0], End(1.0))
+    await RolloutDesk(gateway, 10.0).end(WORK.rollout_ids)  # type: ignore[arg-type]
+    states = [gateway.rollouts_by_id[name].status.state for name in WORK.rollout_ids[:2]]
+    assert states == [RolloutState.SUCCEEDED, RolloutState.FAILED]
+
+
+@pytest.mark.parametrize(
+    ("version", "updates"),
+    [((1, 2), 2), ((1, 3), 3), ((1, 4), -1), ((2, 5), -1), ((3, 3), 3), ((3, 7), 7)],
+)
+def test_tokens_of_weights_that_a_crash_took_are_of_no_known_update(version: tuple[int, int], updates: int) -> None:
+    call = make_call("r")
+    calls = make_calls("r", 1.0, replace(call, spans=(VersionSpan(0, 3, PolicyVersion(*version)),)))
+    named = of_lineage(calls, PolicyVersion(3, 3))
+    assert [span.version.updates for call in named.calls for span in call.spans] == [updates]
+    assert [span.version.updates for call in calls.calls for span in call.spans] == [version[1]]

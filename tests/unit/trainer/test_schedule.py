@@ -246,6 +246,38 @@ def test_a_synchronous_run_killed_at_any_moments_ends_as_one_that_was_not(
     assert sorted(set(killed.validated_at)) == whole.validated_at
 
 
+@given(plans(), st.integers(), st.lists(st.integers(0, 40), max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_killed_at_any_moments_an_asynchronous_run_trains_no_group_twice_nor_too_stale(
+    plan: Plan, seed: int, moments: list[int]
+) -> None:
+    at = world(plan, seed)
+    for moment in moments:
+        at.run(moment)
+        if not at.ended:
+            at = at.crash()
+    at.run()
+    numbers = [number for numbers in _numbers(at) for number in numbers]
+    assert (at.ended, len(at.trained), len(set(numbers))) == ("complete", plan.steps, plan.steps * plan.batch)
+    for updates, groups in enumerate(at.trained):
+        assert (
+            plan.max_staleness is None or updates - min(group.version.updates for group in groups) <= plan.max_staleness
+        )
+
+
+@given(plans(validates=True, validate_every=1), st.integers())
+@settings(max_examples=100, deadline=None)
+def test_a_validation_has_the_weights_for_itself_while_groups_under_way_go_on(plan: Plan, seed: int) -> None:
+    at = world(plan, seed)
+    while not at.ended:
+        before, was = len(at.actions), at.state
+        at.tick()
+        if was.phase is at.state.phase is Phase.VALIDATING:
+            assert at.actions[before:] == []
+            assert at.state.open == was.open
+            assert at.state.ready >= was.ready
+
+
 @given(plans(max_staleness=None), st.integers(), st.lists(st.integers(0, 40), max_size=4))
 @settings(max_examples=200, deadline=None)
 def test_an_asynchronous_run_killed_at_any_moments_trains_each_group_once_and_loses_none(

@@ -15,7 +15,7 @@ from agl_runtime.schemas import Rollout
 from agl_runtime.trainer.backends.base import BatchTotals
 from agl_runtime.trainer.state import checkpoints
 from fakes.gateway import End, FakeGateway, by_index
-from fakes.training import KillAt, Killed, make_project, read_lines, read_summary, run_trainer
+from fakes.training import KillAt, lineage, make_project, places, read_lines, read_summary, run_trainer
 
 RUN = Path("project")
 
@@ -341,22 +341,6 @@ async def test_the_trainer_reports_what_it_does_and_waits_for() -> None:
     stop.set()
     await trainer
     assert gateway.statuses[-1].detail["phase"] == "done"
-
-
-async def lineage(project, gateway: FakeGateway, moments: list[int]) -> tuple[list[list[str]], int]:
-    """The weights that a run killed at these moments ends with, and how often it was really killed."""
-    killed = 0
-    for moment in moments:
-        try:
-            await run_trainer(project, gateway, KillAt(moment))
-        except Killed:
-            killed += 1
-    return (await run_trainer(project, gateway)).weights, killed
-
-
-def places(weights: list[list[str]]) -> list[list[tuple[str, str]]]:
-    """Group and index of what was trained: ids without the run and the name of the weights, which differ by run."""
-    return [[(name.split("-")[2], name.split("-")[4]) for name in ids] for ids in weights]
 
 
 @pytest.mark.parametrize("save_every", ["1", "2"])

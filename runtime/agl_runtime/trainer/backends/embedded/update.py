@@ -23,7 +23,7 @@ from agl_runtime.errors import TrainerError
 from agl_runtime.trainer.backends.base import BatchTotals, ScoredRollout
 from agl_runtime.trainer.backends.embedded.policy import Policy
 
-MEANS = ("kl", "clip_fraction", "entropy")
+MEANS = ("kl", "clip_fraction", "entropy", "tis_weight", "tis_capped")
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,18 +114,26 @@ def test_later_epochs_are_clipped_against_the_weights_before_the_update(fresh_po
 
 
 def test_stale_tokens_weigh_at_most_the_cap(fresh_policy: Load) -> None:
-    def norm(**changes: Any) -> float:
+    def figures(**changes: Any) -> dict[str, float]:
         policy = fresh_policy()
         rollouts = [
             replace(rollout, samples=replace(rollout.samples, samples=tuple(map(unlikely, rollout.samples.samples))))
             for rollout in scored_rollouts(policy.model)
         ]
-        return update(policy, rollouts, config(**changes)).metrics["grad_norm"]
+        return update(policy, rollouts, config(**changes)).metrics
 
     def unlikely(sample: Any) -> Any:
         return replace(sample, logprobs=np.where(sample.mask, sample.logprobs - 5, 0).astype(np.float32))
 
-    assert norm(tis_cap=2.0) == pytest.approx(2 * norm(tis_cap=None), rel=1e-4)
+    corrected, plain = figures(tis_cap=2.0), figures(tis_cap=None)
+    assert corrected["grad_norm"] == pytest.approx(2 * plain["grad_norm"], rel=1e-4)
+    assert (corrected["tis_weight"], corrected["tis_capped"]) == (pytest.approx(2.0), pytest.approx(1.0))
+
+
+def test_fresh_tokens_weigh_one(fresh_policy: Load) -> None:
+    policy = fresh_policy()
+    metrics = update(policy, scored_rollouts(policy.model), config(mini_batches=2)).metrics
+    assert (metrics["tis_weight"], metrics["tis_capped"]) == (pytest.approx(1.0, abs=1e-4), 0.0)
 
 
 def test_the_kl_penalty_holds_on_to_the_reference(fresh_policy: Load) -> None:
@@ -150,7 +158,8 @@ def test_rollouts_that_are_only_counted_shrink_the_gradient(fresh_policy: Load) 
 def test_metrics_are_finite_and_complete(fresh_policy: Load) -> None:
     policy = fresh_policy()
     metrics = update(policy, scored_rollouts(policy.model), config()).metrics
-    assert set(metrics) == {"loss", "grad_norm", "kl", "clip_fraction", "entropy", "logprob_gap", "tokens"}
+    names = {"loss", "grad_norm", "kl", "clip_fraction", "entropy", "tis_weight", "tis_capped", "logprob_gap", "tokens"}
+    assert set(metrics) == names
     assert all(math.isfinite(value) for value in metrics.values())
     assert 0 < metrics["entropy"] < math.log(320)
 
