@@ -18,7 +18,7 @@ from agl_runtime.gateway.app import create_app
 from agl_runtime.gateway.auth import agent_key
 from agl_runtime.gateway.state import Gateway
 from agl_runtime.schemas import Model, RolloutCreate
-from agl_runtime.store.base import Store
+from agl_runtime.store.base import Store, StoredCall
 from agl_runtime.store.sqlite import open_store
 
 ADMIN_KEY = "agl-admin-test"
@@ -45,6 +45,11 @@ class RunningGateway:
 
     def base(self, rollout_id: str = "r1", attempt_id: str = "0", mode: str = "train") -> str:
         return f"{self.url}/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/openai/v1"
+
+    async def calls(self, rollout_id: str = "r1") -> list[StoredCall]:
+        """The recorded calls once all that was going on is on record, deliveries too."""
+        await self.gateway.attempts.close(rollout_id)
+        return await self.store.calls(rollout_id)
 
     def key(self, rollout_id: str = "r1", attempt_id: str = "0", mode: Any = "train") -> str:
         return agent_key(ADMIN_KEY, rollout_id, attempt_id, mode)

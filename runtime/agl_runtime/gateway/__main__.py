@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,7 +21,6 @@ from fastapi import FastAPI
 
 from agl_runtime.errors import AglError, ConfigError, PreconditionError, StoreError
 from agl_runtime.gateway.app import create_app
-from agl_runtime.gateway.state import Gateway
 from agl_runtime.part import GATEWAY_FILE, STORE_FILE, Part, announce_gateway, begin, gateway_url, stop_event
 from agl_runtime.store.base import Store
 from agl_runtime.store.sqlite import open_store
@@ -61,10 +60,8 @@ def listen(host: str, port: int) -> socket.socket:
 def listen_again(host: str, port: int, state_dir: Path) -> socket.socket:
     """As `listen`; where any port will do, the one of a gateway that was killed, whose agents still call it there."""
     if port == 0:
-        try:
+        with suppress(PreconditionError, ValueError):
             return listen(host, urlsplit(gateway_url(state_dir)).port or 0)
-        except (PreconditionError, ValueError):
-            logger.debug("no port of an earlier gateway to take again")
     return listen(host, port)
 
 
@@ -92,32 +89,28 @@ async def _run(part: Part) -> None:
             url = url_of(settings.host, listener)
             announce_gateway(state_dir, url)
             logger.info("listening at %s", url)
-            await _serve(_config(app), listener, app.state.gateway, stop)
+            await _serve(app, listener, stop)
             (state_dir / GATEWAY_FILE).unlink(missing_ok=True)
     finally:
         pruning.cancel()
         await store.close()
 
 
-def _config(app: FastAPI) -> uvicorn.Config:
-    return uvicorn.Config(
+async def _serve(app: FastAPI, listener: socket.socket, stop: asyncio.Event) -> None:
+    """Until `stop`, or until the server ends by itself. What waits is let go first, what runs gets STOP_GRACE_S."""
+    config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
-        lifespan="on",
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_GRACE_S,
     )
-
-
-async def _serve(config: uvicorn.Config, listener: socket.socket, gateway: Gateway, stop: asyncio.Event) -> None:
-    """Until `stop`, or until the server ends by itself. What waits is let go first, what runs gets STOP_GRACE_S."""
     server = QuietServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    gateway.stop()
+    app.state.gateway.stop()
     server.should_exit = True
     await serving
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import orjson
+from dataclasses import dataclass, field
+
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agl_runtime.gateway.auth import Denial, identify, judge
@@ -12,37 +14,31 @@ from agl_runtime.gateway.internal import CallRefused
 PROXY_PREFIX = "/proxy/rollout/"
 
 
+@dataclass
 class KeyGate:
     """ASGI middleware. Leaves the caller in `scope["state"]["caller"]`."""
 
-    def __init__(self, app: ASGIApp, *, admin_key: str, dialects: dict[str, Dialect]) -> None:
-        self._app = app
-        self._admin_key = admin_key
-        self._dialects = dialects
+    app: ASGIApp
+    admin_key: str = field(repr=False)
+    dialects: dict[str, Dialect]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        caller = identify(self._admin_key, headers)
+        caller = identify(self.admin_key, headers)
         denial = judge(caller, scope["method"], scope["path"])
         if denial is not None:
-            await self._refuse(denial, scope["path"], send)
-            return
-        scope.setdefault("state", {})["caller"] = caller
-        await self._app(scope, receive, send)
-
-    async def _refuse(self, denial: Denial, path: str, send: Send) -> None:
-        body = orjson.dumps(self._error(denial, path))
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": denial.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            await JSONResponse(self._error(denial, scope["path"]), denial.status)(scope, receive, send)
+        else:
+            scope.setdefault("state", {})["caller"] = caller
+            await self.app(scope, receive, send)
 
     def _error(self, denial: Denial, path: str) -> dict[str, object]:
         if not path.startswith(PROXY_PREFIX):
             return {"detail": denial.sentence}
-        return dialect_of(self._dialects, path).error(CallRefused(denial.sentence, status=denial.status))
+        return dialect_of(self.dialects, path).error(CallRefused(denial.sentence, http_status=denial.status))
 
 
 def dialect_of(dialects: dict[str, Dialect], path: str) -> Dialect:

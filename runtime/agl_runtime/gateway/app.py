@@ -34,7 +34,7 @@ def create_app(config: Config, store: Store, admin_key: str) -> FastAPI:
     app.state.gateway = gateway
     app.add_middleware(KeyGate, admin_key=admin_key, dialects=gateway.dialects)
     app.add_exception_handler(AglError, _tell)
-    for router in (rollouts.router, attempts.router, events.router, models.router, upkeep.router, proxy.router):
+    for router in (proxy.router, rollouts.router, attempts.router, events.router, models.router, upkeep.router):
         app.include_router(router)
     return app
 

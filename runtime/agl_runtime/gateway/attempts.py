@@ -1,4 +1,4 @@
-"""What the gateway remembers of the attempts whose agents are calling: a cache over the store, rebuilt after a restart.
+"""The attempts whose agents are calling, and their calls: a cache over the store, rebuilt after a restart.
 
 An attempt is closed before it is sealed: calls that still run are abandoned, and the store is told to seal only when
 all of them are on record. What comes later is refused.
@@ -6,43 +6,87 @@ all of them are on record. What comes later is refused.
 
 from __future__ import annotations
 
+import asyncio
+import time
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import dataclass, field
 
+from agl_runtime.gateway.capture import StreamAssembler, read_partial
 from agl_runtime.gateway.changes import Signal
-from agl_runtime.schemas import TERMINAL_STATES, Rollout
-from agl_runtime.store.base import Store, StoredCall
+from agl_runtime.gateway.dialects import Dialect, EventStream
+from agl_runtime.gateway.exchange import Exchange
+from agl_runtime.gateway.internal import Answer, Json, ModelRequest
+from agl_runtime.gateway.prepare import Prepared
+from agl_runtime.gateway.upstream import Reply
+from agl_runtime.schemas import TERMINAL_STATES, Mode, Rollout
+from agl_runtime.store.base import Store
 
 SETTLE_S = 5.0
 
 
-class Running(Protocol):
-    """A call that has not ended."""
+@dataclass(eq=False, slots=True)
+class Call:
+    """`may_cancel` is false before its task runs and while the record is being written: a call that is abandoned then
+    ends after that. `reply`, `assembler` and `events` appear when the model server begins to answer; `held` are the
+    chunks that finish its answer."""
 
-    @property
-    def retry_key(self) -> str: ...
-    @property
-    def is_abandoned(self) -> bool: ...
+    attempt: Attempt
+    mode: Mode
+    dialect: Dialect
+    request: ModelRequest
+    prepared: Prepared
+    retry_key: str
+    exchange: Exchange = field(default_factory=Exchange)
+    call_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    is_auxiliary: bool = False
+    may_cancel: bool = False
+    is_abandoned: bool = False
+    started_at: float = 0.0
+    reply: Reply | None = None
+    assembler: StreamAssembler | None = None
+    events: EventStream | None = None
+    held: list[Json] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
     def abandon(self) -> None:
-        """Stop it soon, with what it has on record."""
-        ...
+        self.is_abandoned = True
+        if self.may_cancel and self.task is not None:
+            self.task.cancel()
+
+    def allow_cancel(self) -> None:
+        """From here on the call may be cancelled; raises CancelledError when it was abandoned before."""
+        self.may_cancel = True
+        if self.is_abandoned:
+            raise asyncio.CancelledError
+
+    def keep_alive(self) -> None:
+        if self.request.stream:
+            self.exchange.write(self.dialect.keep_alive)
+
+    def latency_ms(self) -> float:
+        return (time.monotonic() - self.started_at) * 1000
+
+    def partial_answer(self) -> Answer:
+        """What a stream had said when it broke off."""
+        return read_partial(self.assembler.response() if self.assembler else {"choices": []})
 
 
+@dataclass(eq=False)
 class Attempt:
     """`answered` maps the tool-call ids of its answers to the calls that gave them. `repeats` counts requests that were
     sent again without the mark of a retry: each is a call of its own."""
 
-    def __init__(self, rollout: Rollout, attempt_id: str, *, is_closed: bool) -> None:
-        self.rollout = rollout
-        self.attempt_id = attempt_id
-        self.is_closed = is_closed
-        self.answered: dict[str, list[str]] = {}
-        self.has_asked_policy = False
-        self.repeats: dict[str, int] = {}
-        self.running: set[Running] = set()
-        self._busy = 0
-        self._moved = Signal()
+    rollout: Rollout
+    attempt_id: str
+    is_closed: bool
+    answered: dict[str, list[str]] = field(default_factory=dict)
+    has_asked_policy: bool = False
+    repeats: dict[str, int] = field(default_factory=dict)
+    running: set[Call] = field(default_factory=set)
+    _busy: int = 0
+    _moved: Signal = field(default_factory=Signal)
 
     @property
     def rollout_id(self) -> str:
@@ -65,7 +109,7 @@ class Attempt:
         self.repeats[digest] = self.repeats.get(digest, 0) + 1
         return f"{digest}:{self.repeats[digest]}"
 
-    def run_of(self, retry_key: str) -> Running | None:
+    def run_of(self, retry_key: str) -> Call | None:
         return next((call for call in self.running if call.retry_key == retry_key and not call.is_abandoned), None)
 
     def remember(self, call_id: str, tool_call_ids: Iterable[str]) -> None:
@@ -81,23 +125,24 @@ class Attempt:
             pass
 
 
+@dataclass
 class Attempts:
-    def __init__(self, store: Store, policy: str) -> None:
-        self._store = store
-        self._policy = policy
-        self._open: dict[tuple[str, str], Attempt] = {}
+    store: Store
+    policy: str
+    _open: dict[tuple[str, str], Attempt] = field(default_factory=dict)
 
     async def get(self, rollout_id: str, attempt_id: str) -> Attempt:
         """Raises NotFoundError. A closed attempt is not kept."""
         if known := self._open.get((rollout_id, attempt_id)):
             return known
-        rollout = await self._store.get_rollout(rollout_id)
+        rollout = await self.store.get_rollout(rollout_id)
         is_over = rollout.status.state in TERMINAL_STATES
-        attempt = Attempt(rollout, attempt_id, is_closed=is_over or await self._store.is_sealed(rollout_id, attempt_id))
+        attempt = Attempt(rollout, attempt_id, is_over or await self.store.is_sealed(rollout_id, attempt_id))
         if attempt.is_closed:
             return attempt
-        for call in await self._store.calls(rollout_id, attempt_id):
-            self._recall(attempt, call)
+        for call in await self.store.calls(rollout_id, attempt_id):
+            attempt.has_asked_policy |= call.info.model == self.policy
+            attempt.remember(call.info.call_id, call.side.get("tool_call_ids", ()))
         return self._open.setdefault((rollout_id, attempt_id), attempt)
 
     async def close(self, rollout_id: str, attempt_id: str | None = None, *, but: str | None = None) -> None:
@@ -107,9 +152,5 @@ class Attempts:
                 await attempt.close()
                 self._open.pop(key, None)
 
-    def all_running(self) -> list[Running]:
+    def all_running(self) -> list[Call]:
         return [call for attempt in self._open.values() for call in attempt.running]
-
-    def _recall(self, attempt: Attempt, call: StoredCall) -> None:
-        attempt.has_asked_policy |= call.info.model == self._policy
-        attempt.remember(call.info.call_id, call.side.get("tool_call_ids", ()))

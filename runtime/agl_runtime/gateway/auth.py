@@ -7,9 +7,6 @@ events for its own attempt. Whatever is not allowed here is refused, also on rou
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 import hmac
 import re
 from collections.abc import Mapping
@@ -49,7 +46,7 @@ NO_KEY = Denial(401, "The key is missing or wrong; send it as `Authorization: Be
 def agent_key(admin_key: str, rollout_id: str, attempt_id: str, mode: Mode) -> str:
     """The key of one attempt's agent: the names it is for, and their HMAC."""
     names = orjson.dumps([rollout_id, attempt_id, mode])
-    return f"{AGENT_PREFIX}{_text(names)}.{_text(_mac(admin_key, names))}"
+    return f"{AGENT_PREFIX}{names.hex()}.{_mac(admin_key, names)}"
 
 
 def identify(admin_key: str, headers: Mapping[str, str]) -> Caller | None:
@@ -81,9 +78,7 @@ def judge_event(caller: Caller, event_type: str, *, may_reward: bool) -> Denial 
     if event_type in RESERVED_EVENTS:
         return Denial(403, f"Events of the type {event_type} are written by agl itself.")
     if event_type == "reward" and not may_reward:
-        return Denial(
-            403, "This project's agents do not report their own reward; see agent.reports_reward in agl.yaml."
-        )
+        return Denial(403, "This project's agents do not report their own reward; see agent.reports_reward.")
     return None
 
 
@@ -96,24 +91,16 @@ def _is_own(caller: Caller, match: re.Match[str]) -> bool:
 def _caller(admin_key: str, key: str) -> Caller | None:
     if hmac.compare_digest(key.encode(), admin_key.encode()):
         return Caller("admin")
-    names_text, _, mac_text = key.removeprefix(AGENT_PREFIX).partition(".")
+    names_text, _, mac = key.removeprefix(AGENT_PREFIX).partition(".")
     try:
-        names, mac = _bytes(names_text), _bytes(mac_text)
-    except (binascii.Error, ValueError):
+        names = bytes.fromhex(names_text)
+    except ValueError:
         return None
-    if not hmac.compare_digest(mac, _mac(admin_key, names)):
+    if not hmac.compare_digest(mac.encode(), _mac(admin_key, names).encode()):
         return None
     rollout_id, attempt_id, mode = cast(list[Any], orjson.loads(names))
     return Caller("agent", rollout_id, attempt_id, mode)
 
 
-def _mac(admin_key: str, names: bytes) -> bytes:
-    return hmac.digest(admin_key.encode(), b"agl agent key\0" + names, hashlib.sha256)
-
-
-def _text(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode("ascii").rstrip("=")
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+def _mac(admin_key: str, names: bytes) -> str:
+    return hmac.digest(admin_key.encode(), b"agl agent key\0" + names, "sha256").hex()

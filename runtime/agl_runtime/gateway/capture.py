@@ -7,41 +7,44 @@ choice, also of a chunk whose delta is {}. Nothing is guessed: what cannot be re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from agl_runtime.calls import Ids, LogProbs, VersionSpan
-from agl_runtime.errors import UpstreamError
-from agl_runtime.gateway.internal import Answer, Json
+from agl_runtime.gateway.internal import Answer, Json, ServerFailed
 from agl_runtime.schemas import PolicyVersion
 
 ID_LIMIT = 2**31
+NO_IDS: Ids = np.empty(0, np.int32)
+# Texts that a stream says once, or again in every chunk; all others come in pieces.
+_SAID_WHOLE = frozenset({"role", "id", "type"})
 
 
 def read_answer(response: Any) -> Answer:
-    """Read a whole answer of the chat or completions API. Raises UpstreamError when it is not one."""
+    """Read a whole answer of the chat or completions API. Raises ServerFailed when it is not one."""
     choices = response.get("choices") if isinstance(response, dict) else None
     if not isinstance(choices, list) or not choices or not all(_is_choice(choice) for choice in choices):
-        raise UpstreamError(
-            "The model server's answer holds no choices.", "Look at the model server's log.", status=200
-        )
-    first = choices[0]
+        raise ServerFailed("The model server's answer holds no choices.", status=200)
+    return read_partial(response)
+
+
+def read_partial(response: Json) -> Answer:
+    """Read what there is of an answer, which may have no choices yet."""
+    first = response["choices"][0] if response["choices"] else {}
     sampled = read_ids(first.get("token_ids"))
-    finish = first.get("finish_reason")
-    model = response.get("model")
+    finish, model, usage = first.get("finish_reason"), response.get("model"), response.get("usage")
     return Answer(
         response=response,
         prompt_ids=read_ids(response.get("prompt_token_ids") or first.get("prompt_token_ids")),
         sampled_ids=sampled,
         logprobs=read_logprobs(first.get("logprobs")),
-        spans=read_spans(first.get("weight_versions"), 0 if sampled is None else sampled.size),
+        spans=read_spans(first.get("weight_versions"), sampled.size),
         finish_reason=finish if isinstance(finish, str) and finish != "abort" else None,
         model=model if isinstance(model, str) else None,
-        usage=usage if isinstance(usage := response.get("usage"), dict) else {},
-        choices=len(choices),
-        tool_call_ids=tuple(tool_call_ids(first.get("message") or {})),
+        usage=usage if isinstance(usage, dict) else {},
+        tool_call_ids=tuple(_tool_call_ids(first.get("message") or {})),
     )
 
 
@@ -49,35 +52,33 @@ def _is_choice(choice: Any) -> bool:
     return isinstance(choice, dict) and (isinstance(choice.get("message"), dict) or isinstance(choice.get("text"), str))
 
 
-def tool_call_ids(message: Json) -> Iterable[str]:
-    """The ids of the tool calls that a message makes."""
+def _tool_call_ids(message: Json) -> Iterable[str]:
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
         if isinstance(call, dict) and isinstance(call.get("id"), str) and call["id"]:
             yield call["id"]
 
 
-def read_ids(value: Any) -> Ids | None:
-    """Token ids, or None for anything but a non-empty list of integers in range."""
-    if not isinstance(value, list) or not value or not all(type(item) is int for item in value):
-        return None
-    if min(value) < 0 or max(value) >= ID_LIMIT:
-        return None
-    return np.array(value, dtype=np.int32)
+def read_ids(value: Any) -> Ids:
+    """Token ids; empty for anything but a list of integers in range."""
+    try:
+        ids = np.array(value)
+    except ValueError:
+        return NO_IDS  # lists of different lengths within the list
+    is_ids = ids.ndim == 1 and ids.dtype == np.int64 and ids.min(initial=0) >= 0 and ids.max(initial=0) < ID_LIMIT
+    return ids.astype(np.int32) if is_ids else NO_IDS
 
 
-def read_logprobs(value: Any) -> LogProbs | None:
+def read_logprobs(value: Any) -> LogProbs:
     """The sampled tokens' log-probabilities in the chat or the completions form; a null becomes NaN."""
-    if not isinstance(value, dict):
-        return None
+    value = value if isinstance(value, dict) else {}
     items = value.get("content")
     if isinstance(items, list):
         items = [item.get("logprob") if isinstance(item, dict) else None for item in items]
     else:
         items = value.get("token_logprobs")
-    if not isinstance(items, list) or not items:
-        return None
-    return np.array([x if isinstance(x, int | float) else np.nan for x in items], dtype=np.float64).astype(np.float32)
+    numbers = [x if isinstance(x, int | float) else np.nan for x in items] if isinstance(items, list) else []
+    return np.array(numbers, dtype=np.float64).astype(np.float32)
 
 
 def read_spans(value: Any, sampled: int) -> tuple[VersionSpan, ...] | None:
@@ -101,12 +102,10 @@ class StreamAssembler:
         self._choices: dict[int, Json] = {}
 
     def feed(self, chunk: Json) -> None:
-        """Raises UpstreamError for a chunk that has no list of choices."""
+        """Raises ServerFailed for a chunk that has no list of choices."""
         rows = chunk.get("choices")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise UpstreamError(
-                "The model server's stream holds no choices.", "Look at the model server's log.", status=200
-            )
+            raise ServerFailed("The model server's stream holds no choices.", status=200)
         for key, value in chunk.items():
             if key != "choices" and value is not None:
                 self._top[key] = value
@@ -129,54 +128,48 @@ def is_terminal(chunk: Json) -> bool:
 def _merge_choice(choice: Json, row: Json) -> None:
     for key, value in row.items():
         if key == "delta" and isinstance(value, dict):
-            _merge_delta(choice.setdefault("message", {"role": "assistant", "content": None}), value)
-        elif key == "logprobs" and isinstance(value, dict):
-            _merge_lists(choice.setdefault("logprobs", {}), value)
-        elif key == "token_ids" and isinstance(value, list):
-            choice.setdefault("token_ids", []).extend(value)
-        elif key == "text" and isinstance(value, str):
-            choice["text"] = choice.get("text", "") + value
+            _accumulate(choice.setdefault("message", {"role": "assistant", "content": None}), value)
+        elif key in ("text", "token_ids", "logprobs"):
+            _accumulate(choice, {key: value})
         elif key not in ("delta", "index") and value is not None:
             choice[key] = value
 
 
-def _merge_delta(message: Json, delta: Json) -> None:
-    for key, value in delta.items():
-        if key == "tool_calls":
-            for call in value if isinstance(value, list) else []:
-                _merge_tool_call(message, call)
-        elif isinstance(value, str) and key != "role":
-            message[key] = (message.get(key) or "") + value
+def _accumulate(into: Json, part: Json) -> None:
+    """Add one piece: texts grow, lists grow (items with an `index` each by themselves), anything else is replaced."""
+    for key, value in part.items():
+        known = into.get(key)
+        if isinstance(value, str) and key not in _SAID_WHOLE:
+            into[key] = known + value if isinstance(known, str) else value
+        elif isinstance(value, dict):
+            into[key] = known if isinstance(known, dict) else {}
+            _accumulate(into[key], value)
+        elif isinstance(value, list):
+            into[key] = known if isinstance(known, list) else []
+            for item in value:
+                _add_item(into[key], item)
         elif value is not None:
-            message[key] = value
+            into[key] = value
 
 
-def _merge_tool_call(message: Json, call: Any) -> None:
-    if not isinstance(call, dict):
+def _add_item(items: list[Any], item: Any) -> None:
+    index = item.get("index") if isinstance(item, dict) else None
+    if index is None:
+        items.append(item)
         return
-    calls: list[Json] = message.setdefault("tool_calls", [])
-    index = call.get("index", len(calls) - 1)
-    known = next((item for item in calls if item["index"] == index), None)
+    known = next((x for x in items if isinstance(x, dict) and x.get("index") == index), None)
     if known is None:
-        known = {"index": index, "id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-        calls.append(known)
-    function = call.get("function")
-    for key in ("name", "arguments"):
-        if isinstance(function, dict) and isinstance(function.get(key), str):
-            known["function"][key] += function[key]
-    known.update({key: value for key, value in call.items() if key not in ("function", "index") and value is not None})
-
-
-def _merge_lists(into: Json, value: Mapping[str, Any]) -> None:
-    for key, items in value.items():
-        if isinstance(items, list):
-            into.setdefault(key, []).extend(items)
+        known = {}
+        items.append(known)
+    _accumulate(known, item)
 
 
 def _finished(choice: Json) -> Json:
     """The choice without what only a stream needs: the indexes of its tool calls."""
-    message = choice.get("message")
-    if not message or "tool_calls" not in message:
+    message = choice.get("message", {})
+    if not message.get("tool_calls"):
         return choice
-    calls = [{key: value for key, value in call.items() if key != "index"} for call in message["tool_calls"]]
+    calls = [
+        {k: v for k, v in call.items() if k != "index"} for call in message["tool_calls"] if isinstance(call, dict)
+    ]
     return {**choice, "message": {**message, "tool_calls": calls}}

@@ -47,11 +47,10 @@ def _prompt_of(event: Event) -> tuple[int, ...]:
 
 def _event(stored: StoredCall, call: Call) -> Event:
     info, upstream = stored.info, stored.upstream
-    server = {
-        "model": upstream.model if upstream else None,
-        "endpoint": upstream.endpoint if upstream else None,
-        "version": min((span.version.updates for span in call.spans), default=upstream.version if upstream else None),
-    }
+    shown = {"model", "endpoint", "version"}
+    server: Json = upstream.model_dump(include=shown) if upstream else dict.fromkeys(shown)
+    if call.spans:
+        server["version"] = min(span.version for span in call.spans).updates
     data = {
         "model": server["model"],
         "model_version": server["version"],
@@ -68,12 +67,11 @@ def _event(stored: StoredCall, call: Call) -> Event:
         "trainable": info.trainable,
         "reason": info.reason,
     }
-    answered_at = stored.created_at + (stored.latency_ms or 0.0) / 1000
     return Event(
         event_type=MODEL_REQUEST,
         rollout_id=info.rollout_id,
         attempt_id=info.attempt_id,
-        timestamp=answered_at,
+        timestamp=stored.created_at + (stored.latency_ms or 0.0) / 1000,
         data=data,
     )
 
@@ -105,7 +103,7 @@ def _trimmed(event: Event) -> Event:
     trimmed: Json = {
         "prompt_token_ids": response.get("prompt_token_ids") or choice.get("prompt_token_ids") or [],
         "response_token_ids": choice.get("token_ids") or [],
-        "response_log_probs": logprobs.tolist() if logprobs is not None and np.isfinite(logprobs).all() else None,
+        "response_log_probs": logprobs.tolist() if logprobs.size and np.isfinite(logprobs).all() else None,
         "server": {"model": server.get("model"), "version": server.get("version")},
     }
     trimmed |= {key: data[key] for key in ("http_status", "status") if key in data}

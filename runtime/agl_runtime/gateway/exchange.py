@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import orjson
 from starlette.responses import Response
@@ -22,17 +22,17 @@ from agl_runtime.gateway.internal import Json
 EVENT_STREAM = "text/event-stream"
 
 
+@dataclass(eq=False)
 class Exchange:
     """`call_id` is set once the call is on record."""
 
-    def __init__(self) -> None:
-        self.call_id: str | None = None
-        self.status: int | None = None
-        self.headers: dict[str, str] = {}
-        self.parts: list[bytes] = []
-        self.ended = False
-        self.readers = 0
-        self.moved = Signal()
+    call_id: str | None = None
+    status: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    parts: list[bytes] = field(default_factory=list)
+    ended: bool = False
+    readers: int = 0
+    moved: Signal = field(default_factory=Signal)
 
     def start(self, status: int, media_type: str, headers: Mapping[str, str] | None = None) -> None:
         self.status = status

@@ -14,26 +14,12 @@ from agl_runtime.calls import VersionSpan
 from agl_runtime.gateway.internal import Answer, Json
 from agl_runtime.schemas import Mode, Model
 
-# What changes the distribution that tokens are sampled from, with the values that change nothing.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "top_p": (1,),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "typical_p": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "logit_bias": ({},),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "min_tokens": (0,),
-    "use_beam_search": (False,),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
+# What changes the distribution that tokens are sampled from, with the value that changes nothing beside null and empty.
+_NEUTRAL = {
+    **dict.fromkeys(("top_p", "typical_p", "repetition_penalty", "length_penalty"), 1),
+    **dict.fromkeys(("top_k", "min_p", "presence_penalty", "frequency_penalty", "min_tokens", "use_beam_search"), 0),
+    **dict.fromkeys(("logit_bias", "bad_words", "allowed_token_ids", "structured_outputs"), 0),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), 0),
 }
 
 
@@ -67,7 +53,9 @@ def judge(answer: Answer, around: Circumstances) -> Verdict:
 
 def changed_params(body: Json) -> tuple[str, ...]:
     """Names of the request's parameters that change the distribution which tokens are sampled from."""
-    names = [name for name, neutral in _NEUTRAL.items() if body.get(name) is not None and body[name] not in neutral]
+    names = [name for name, neutral in _NEUTRAL.items() if body.get(name) not in (None, neutral, {}, [])]
+    if body.get("top_k") == -1:
+        names.remove("top_k")
     wanted_format = body.get("response_format")
     if isinstance(wanted_format, dict) and wanted_format.get("type") not in (None, "text"):
         names.append("response_format")
@@ -88,23 +76,18 @@ def _fault(answer: Answer, around: Circumstances) -> str | None:
 
 def _missing(answer: Answer) -> str | None:
     prompt, sampled, logprobs = answer.prompt_ids, answer.sampled_ids, answer.logprobs
-    if prompt is None:
+    if not prompt.size:
         return "no_prompt_ids"
-    if sampled is None:
+    if not sampled.size:
         return "empty_generation" if answer.usage.get("completion_tokens") == 0 else "no_sampled_ids"
-    if _exceeds(answer.usage.get("prompt_tokens"), prompt.size):
+    counted = (answer.usage.get("prompt_tokens"), prompt.size), (answer.usage.get("completion_tokens"), sampled.size)
+    if any(isinstance(said, int) and said > size for said, size in counted):
         return "ids_missing"
-    if _exceeds(answer.usage.get("completion_tokens"), sampled.size):
-        return "ids_missing"
-    if logprobs is None:
+    if not logprobs.size:
         return "no_logprobs"
     if logprobs.size != sampled.size:
         return "logprobs_length"
     return None if bool(np.isfinite(logprobs).all()) else "logprobs_not_finite"
-
-
-def _exceeds(counted: object, ids: int) -> bool:
-    return isinstance(counted, int) and counted > ids
 
 
 def _unwanted(spans: tuple[VersionSpan, ...], around: Circumstances) -> str | None:
@@ -119,8 +102,6 @@ def _spans(answer: Answer, around: Circumstances) -> tuple[VersionSpan, ...]:
     """The server's own spans; without any, one span of the registered version if that stayed the same."""
     if answer.spans is not None:
         return answer.spans
-    if answer.sampled_ids is None or around.present is None:
-        return ()
-    version = around.dispatched.policy_version
-    same = version == around.present.policy_version
+    version, present = around.dispatched.policy_version, around.present
+    same = present is not None and version == present.policy_version
     return (VersionSpan(0, answer.sampled_ids.size, version),) if same else ()

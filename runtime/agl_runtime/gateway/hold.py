@@ -7,10 +7,10 @@ that was sampled from the old weights is still on its way. A held call is not in
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from agl_runtime.gateway.changes import Signal
 from agl_runtime.gateway.internal import HELD_CODE, CallRefused
@@ -19,20 +19,20 @@ from agl_runtime.schemas import PauseRequest, ProxyState
 KEEP_ALIVE_S = 10.0
 
 
+@dataclass
 class Hold:
     """`limit_s` is the longest time that one call is held; `clock` is monotonic, in seconds."""
 
-    def __init__(self, limit_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit_s = limit_s
-        self._clock = clock
-        self._pause: PauseRequest | None = None
-        self._has_model = False
-        self._closing = False
-        self._moved = Signal()
-        self._inflight = 0
-        self._held = 0
-        self._held_since = 0.0
-        self._held_before_s = 0.0
+    limit_s: float
+    clock: Callable[[], float] = time.monotonic
+    _pause: PauseRequest | None = None
+    _has_model: bool = False
+    _closing: bool = False
+    _moved: Signal = field(default_factory=Signal)
+    _inflight: int = 0
+    _held: int = 0
+    _held_since: float = 0.0
+    _held_before_s: float = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -41,17 +41,12 @@ class Hold:
     @property
     def held_total_s(self) -> float:
         """Wall time in which at least one call was held."""
-        return self._held_before_s + (self._clock() - self._held_since if self._held else 0.0)
+        return self._held_before_s + (self.clock() - self._held_since if self._held else 0.0)
 
     def state(self) -> ProxyState:
         pause = self._pause or PauseRequest()
-        return ProxyState(
-            paused=self._pause is not None,
-            retry_after_seconds=pause.retry_after_seconds,
-            reason=pause.reason,
-            inflight=self._inflight,
-            held=self._held,
-        )
+        counts = {"inflight": self._inflight, "held": self._held}
+        return ProxyState(paused=self._pause is not None, **counts, **pause.model_dump())
 
     def pause(self, request: PauseRequest) -> None:
         self._pause = request
@@ -76,9 +71,9 @@ class Hold:
         if self.is_open:
             return
         with self._holding():
-            give_up_at = self._clock() + self._limit_s
+            give_up_at = self.clock() + self.limit_s
             while not self.is_open:
-                left_s = give_up_at - self._clock()
+                left_s = give_up_at - self.clock()
                 if left_s <= 0 or self._closing:
                     raise self._refusal()
                 if not await self._moved.wait(self._moved.count, min(left_s, KEEP_ALIVE_S)):
@@ -96,32 +91,31 @@ class Hold:
 
     async def drained(self, wait_s: float) -> ProxyState:
         """Wait up to `wait_s` for nothing to be in flight."""
-        give_up_at = self._clock() + wait_s
-        while self._inflight and not self._closing and (left_s := give_up_at - self._clock()) > 0:
+        give_up_at = self.clock() + wait_s
+        while self._inflight and not self._closing and (left_s := give_up_at - self.clock()) > 0:
             await self._moved.wait(self._moved.count, left_s)
         return self.state()
 
     @contextmanager
     def _holding(self) -> Iterator[None]:
         if not self._held:
-            self._held_since = self._clock()
+            self._held_since = self.clock()
         self._held += 1
         try:
             yield
         finally:
             self._held -= 1
             if not self._held:
-                self._held_before_s += self._clock() - self._held_since
+                self._held_before_s += self.clock() - self._held_since
 
     def _refusal(self) -> CallRefused:
-        why = "The gateway is stopping" if self._closing else "The policy's weights are changing"
-        if not self._closing and not self._has_model:
-            why = "No model server is registered"
+        missing = "The policy's weights are changing" if self._has_model else "No model server is registered"
+        why = "The gateway is stopping" if self._closing else missing
         return CallRefused(
             f"{why}; this call was held for as long as gateway.hold_limit_s allows.",
             "Call again after the time that Retry-After names.",
-            status=429,
+            http_status=429,
             code=HELD_CODE,
-            retry_after_s=math.ceil(self.state().retry_after_seconds),
+            retry_after_s=self.state().retry_after_seconds,
             infrastructure=True,
         )

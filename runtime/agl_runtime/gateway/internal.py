@@ -8,11 +8,11 @@ dialect reads and which goes back to the harness untouched. An `Answer` is what 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 from agl_runtime.calls import Ids, LogProbs, VersionSpan
-from agl_runtime.errors import GatewayError
+from agl_runtime.errors import GatewayError, UpstreamError
 
 HELD_CODE = "gateway_paused"
 Json = dict[str, Any]
@@ -38,45 +38,43 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`response` is in the model server's whole (not streamed) form. An array is None where the server gave none that
+    """`response` is in the model server's whole (not streamed) form. An array is empty where the server gave none that
     can be read; `logprobs` may hold NaN. `spans` is None where the server named no versions, and empty where what it
     named does not cover the sampled tokens. `finish_reason` is None for an answer that broke off."""
 
     response: Json
-    prompt_ids: Ids | None
-    sampled_ids: Ids | None
-    logprobs: LogProbs | None
+    prompt_ids: Ids
+    sampled_ids: Ids
+    logprobs: LogProbs
     spans: tuple[VersionSpan, ...] | None
     finish_reason: str | None
     model: str | None
     usage: Json
-    choices: int
     tool_call_ids: tuple[str, ...] = ()
 
+    @property
+    def choices(self) -> int:
+        return len(self.response["choices"])
 
+
+@dataclass(eq=False)
 class CallRefused(GatewayError):
     """A model call that gets an error instead of an answer, told in its dialect's own shape.
 
     `reason` is what the record says. `infrastructure` marks what is neither the agent's nor the model's doing.
     """
 
-    def __init__(
-        self,
-        what: str,
-        fix: str = "",
-        *,
-        status: int,
-        reason: str = "error",
-        code: str | None = None,
-        retry_after_s: int | None = None,
-        infrastructure: bool = False,
-    ) -> None:
-        super().__init__(what, fix, status=status)
-        self.http_status = status
-        self.reason = reason
-        self.code = code
-        self.retry_after_s = retry_after_s
-        self.infrastructure = infrastructure
+    what: str
+    fix: str = ""
+    _: KW_ONLY
+    http_status: int
+    reason: str = "error"
+    code: str | None = None
+    retry_after_s: int | None = None
+    infrastructure: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__(self.what, self.fix, status=self.http_status)
 
     def headers(self) -> dict[str, str]:
         """What the harness's client reads: when to call again, and that a sealed attempt is not worth another try."""
@@ -84,3 +82,22 @@ class CallRefused(GatewayError):
             return {"x-should-retry": "false"}
         paused = {"x-agl-paused": "true"} if self.code == HELD_CODE else {}
         return paused if self.retry_after_s is None else {"retry-after": str(self.retry_after_s), **paused}
+
+
+@dataclass(eq=False)
+class ServerFailed(UpstreamError):
+    """The model server answered with an error, whose text is `message`, or with nonsense (status 200), or not at all.
+
+    `is_silence`: it took the request and then said nothing, so that another try would only double its work.
+    """
+
+    what: str
+    _: KW_ONLY
+    status: int | None = None
+    message: str = ""
+    code: str | None = None
+    retry_after_s: int | None = None
+    is_silence: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__(self.what, "Look at the model server's log.", status=self.status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -16,12 +17,9 @@ class Metrics:
     calls: int = 0
     prompt_tokens: int = 0
     sampled_tokens: int = 0
-    refused: dict[int, int] = field(default_factory=dict)
+    refused: Counter[int] = field(default_factory=Counter)
     upstream_failures: int = 0
     replayed: int = 0
-
-    def refuse(self, status: int) -> None:
-        self.refused[status] = self.refused.get(status, 0) + 1
 
 
 def render(metrics: Metrics, proxy: ProxyState, held_total_s: float, counts: Mapping[str, int]) -> str:

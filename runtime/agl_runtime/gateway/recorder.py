@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-
-import numpy as np
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from agl_runtime.errors import ConflictError, NotFoundError
-from agl_runtime.gateway.attempts import Attempt
-from agl_runtime.gateway.call import Call
+from agl_runtime.gateway.attempts import Attempt, Call
 from agl_runtime.gateway.fidelity import Circumstances, Verdict, judge
 from agl_runtime.gateway.internal import Answer, CallRefused, Json
 from agl_runtime.gateway.metrics import Metrics
@@ -21,14 +21,25 @@ FAILURE_EVENT = "upstream_failure"
 
 
 def sealed(attempt_id: str) -> CallRefused:
-    return CallRefused(f"Attempt {attempt_id} has ended; its late calls are refused.", status=409)
+    return CallRefused(f"Attempt {attempt_id} has ended; its late calls are refused.", http_status=409)
 
 
+@contextmanager
+def refusing(attempt_id: str) -> Iterator[None]:
+    """The store's refusals as those of a call."""
+    try:
+        yield
+    except ConflictError as error:
+        raise sealed(attempt_id) from error
+    except NotFoundError as error:
+        raise CallRefused(error.what, http_status=404) from error
+
+
+@dataclass(frozen=True)
 class Recorder:
-    def __init__(self, store: Store, registry: Registry, metrics: Metrics) -> None:
-        self._store = store
-        self._registry = registry
-        self._metrics = metrics
+    store: Store
+    registry: Registry
+    metrics: Metrics
 
     async def intend(self, call: Call) -> None:
         """Durable before the call is sent on. Raises CallRefused for a sealed attempt."""
@@ -44,12 +55,8 @@ class Recorder:
             parent_id=parent_of(messages, call.attempt.answered) if isinstance(messages, list) else None,
             retry_key=call.retry_key,
         )
-        try:
-            await self._store.begin_call(intent)
-        except ConflictError as error:
-            raise sealed(call.attempt.attempt_id) from error
-        except NotFoundError as error:
-            raise CallRefused(error.what, status=404) from error
+        with refusing(call.attempt.attempt_id):
+            await self.store.begin_call(intent)
 
     async def answer(self, call: Call, answer: Answer, response: Json) -> None:
         """Durable before the last byte leaves. Raises CallRefused when the attempt was sealed meanwhile."""
@@ -57,9 +64,9 @@ class Recorder:
             raise ValueError("only an answered call has an answer")
         around = Circumstances(
             mode=call.mode,
-            policy=self._registry.policy,
+            policy=self.registry.policy,
             dispatched=call.reply.model,
-            present=self._registry.current(call.reply.model),
+            present=self.registry.current(call.reply.model),
             auxiliary=call.is_auxiliary,
             changed_params=call.prepared.changed_params,
         )
@@ -69,9 +76,8 @@ class Recorder:
     async def failure(self, call: Call, refused: CallRefused) -> None:
         """The error that the harness gets, with what had come of an answer before it."""
         partial = call.partial_answer()
-        reason = refused.reason if partial is None else "cut"
-        said = call.dialect.render(call.request, partial) if partial is not None else {}
-        response = {**said, **call.dialect.error(refused)}
+        reason = "cut" if partial.choices else refused.reason
+        response = {**self._said(call, partial), **call.dialect.error(refused)}
         await self._commit(call, response, partial, Verdict(False, reason, ()), http_status=refused.http_status)
         if refused.infrastructure:
             await self.note_failure(call.attempt, refused, call.call_id)
@@ -79,53 +85,41 @@ class Recorder:
     async def cut(self, call: Call) -> None:
         """The harness left before its answer was whole."""
         partial = call.partial_answer()
-        response = call.dialect.render(call.request, partial) if partial is not None else {}
-        await self._commit(call, response, partial, Verdict(False, "cut", ()), http_status=499)
+        verdict = Verdict(False, "cut", ())
+        await self._commit(call, self._said(call, partial), partial, verdict, http_status=499)
+
+    def _said(self, call: Call, partial: Answer) -> Json:
+        return call.dialect.render(call.request, partial) if partial.choices else {}
 
     async def note_failure(self, attempt: Attempt, refused: CallRefused, call_id: str | None = None) -> None:
         """Tell the controller that a call could not be served through no fault of the agent."""
-        self._metrics.upstream_failures += 1
+        self.metrics.upstream_failures += 1
         data = {"call_id": call_id, "http_status": refused.http_status, "message": refused.what}
         logger.warning("rollout %s attempt %s: %s", attempt.rollout_id, attempt.attempt_id, refused.what)
-        try:
-            await self._store.add_event(attempt.rollout_id, attempt.attempt_id, FAILURE_EVENT, data)
-        except NotFoundError:
-            logger.info("rollout %s was deleted meanwhile", attempt.rollout_id)
+        with refusing(attempt.attempt_id):
+            await self.store.add_event(attempt.rollout_id, attempt.attempt_id, FAILURE_EVENT, data)
 
-    async def _commit(
-        self, call: Call, response: Json, answer: Answer | None, verdict: Verdict, *, http_status: int
-    ) -> None:
-        none = np.empty(0, np.int32)
-        prompt_ids = none if answer is None or answer.prompt_ids is None else answer.prompt_ids
-        sampled_ids = none if answer is None or answer.sampled_ids is None else answer.sampled_ids
-        logprobs = answer.logprobs if answer is not None else None
+    async def _commit(self, call: Call, response: Json, answer: Answer, verdict: Verdict, *, http_status: int) -> None:
         commit = Commit(
             call_id=call.call_id,
             response=response,
-            prompt_ids=prompt_ids,
-            sampled_ids=sampled_ids,
-            logprobs=np.empty(0, np.float32) if logprobs is None else logprobs,
+            prompt_ids=answer.prompt_ids,
+            sampled_ids=answer.sampled_ids,
+            logprobs=answer.logprobs,
             spans=verdict.spans,
             trainable=verdict.trainable,
             reason=verdict.reason,
-            finish_reason=answer.finish_reason if answer is not None else None,
+            finish_reason=answer.finish_reason,
             http_status=http_status,
-            upstream=call.reply.model if call.reply is not None else None,
+            upstream=call.reply.model if call.reply else None,
             latency_ms=call.latency_ms(),
-            retry_count=call.reply.retries if call.reply is not None else 0,
-            usage=answer.usage if answer is not None else {},
-            side={
-                "dialect": dict(call.request.side),
-                "tool_call_ids": list(answer.tool_call_ids) if answer is not None else [],
-            },
+            retry_count=call.reply.retries if call.reply else 0,
+            usage=answer.usage,
+            side={"dialect": dict(call.request.side), "tool_call_ids": list(answer.tool_call_ids)},
         )
-        try:
-            await self._store.commit_call(commit)
-        except ConflictError as error:
-            raise sealed(call.attempt.attempt_id) from error
-        except NotFoundError as error:
-            raise CallRefused(error.what, status=404) from error
-        self._metrics.calls += 1
-        self._metrics.call_s += commit.latency_ms / 1000
-        self._metrics.prompt_tokens += prompt_ids.size
-        self._metrics.sampled_tokens += sampled_ids.size
+        with refusing(call.attempt.attempt_id):
+            await self.store.commit_call(commit)
+        self.metrics.calls += 1
+        self.metrics.call_s += commit.latency_ms / 1000
+        self.metrics.prompt_tokens += answer.prompt_ids.size
+        self.metrics.sampled_tokens += answer.sampled_ids.size

@@ -22,18 +22,17 @@ from dataclasses import dataclass
 import orjson
 from starlette.responses import Response
 
-from agl_runtime.errors import NotFoundError, UpstreamError
-from agl_runtime.gateway.attempts import Attempt, Attempts
-from agl_runtime.gateway.call import Call
+from agl_runtime.config import Config
+from agl_runtime.gateway.attempts import Attempt, Attempts, Call
 from agl_runtime.gateway.capture import StreamAssembler, is_terminal, read_answer
 from agl_runtime.gateway.dialects import Dialect
 from agl_runtime.gateway.exchange import Exchange, ExchangeResponse, Reading
 from agl_runtime.gateway.hold import Hold
-from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
+from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest, ServerFailed
 from agl_runtime.gateway.metrics import Metrics
 from agl_runtime.gateway.parents import is_auxiliary
-from agl_runtime.gateway.prepare import Sampling, prepare
-from agl_runtime.gateway.recorder import Recorder, sealed
+from agl_runtime.gateway.prepare import prepare
+from agl_runtime.gateway.recorder import Recorder, refusing, sealed
 from agl_runtime.gateway.registry import Registry
 from agl_runtime.gateway.upstream import Reply, Upstream, refusal_for
 from agl_runtime.schemas import Mode
@@ -43,77 +42,51 @@ logger = logging.getLogger(__name__)
 RETRY_MARK = "x-stainless-retry-count"
 
 
-@dataclass(frozen=True, slots=True)
-class CallPath:
-    rollout_id: str
-    attempt_id: str
-    mode: Mode
-
-
+@dataclass
 class CallService:
     """Serves model calls; one for the whole gateway."""
 
-    def __init__(
-        self,
-        store: Store,
-        sampling: Sampling,
-        *,
-        hold: Hold,
-        registry: Registry,
-        upstream: Upstream,
-        attempts: Attempts,
-        metrics: Metrics,
-    ) -> None:
-        self._store = store
-        self._sampling = sampling
-        self._hold = hold
-        self._registry = registry
-        self._upstream = upstream
-        self._attempts = attempts
-        self._metrics = metrics
-        self._recorder = Recorder(store, registry, metrics)
-        self._is_stopping = False
+    store: Store
+    config: Config
+    hold: Hold
+    registry: Registry
+    upstream: Upstream
+    attempts: Attempts
+    metrics: Metrics
+    recorder: Recorder
+    is_stopping: bool = False
 
-    async def open(self, path: CallPath, dialect: Dialect, raw: bytes, headers: Mapping[str, str]) -> Response:
+    async def open(
+        self, rollout_id: str, attempt_id: str, mode: Mode, dialect: Dialect, raw: bytes, headers: Mapping[str, str]
+    ) -> Response:
         """Begin a call, or find the one that a marked retry repeats. Raises CallRefused."""
         request = dialect.parse(_load(raw))
-        prepared = prepare(request, path.mode, self._sampling)
-        try:
-            attempt = await self._attempts.get(path.rollout_id, path.attempt_id)
-        except NotFoundError as error:
-            raise CallRefused(error.what, status=404) from error
-        if attempt.is_closed:
-            raise sealed(path.attempt_id)
+        prepared = prepare(request, mode, self.config)
+        with refusing(attempt_id):
+            attempt = await self.attempts.get(rollout_id, attempt_id)
         is_retry = headers.get(RETRY_MARK, "0") not in ("", "0")
         digest = hashlib.blake2b(dialect.path.encode() + b"\0" + raw, digest_size=16).hexdigest()
         key = attempt.retry_key(digest, is_retry=is_retry)
         if is_retry and (again := await self._again(attempt, dialect, request, key)) is not None:
             return again
-        call = Call(attempt, path.mode, dialect, request, prepared, key)
+        if attempt.is_closed:
+            raise sealed(attempt_id)
+        call = Call(attempt, mode, dialect, request, prepared, key)
         call.task = asyncio.create_task(self._run(call))
         attempt.running.add(call)
-        return self._reader(attempt, call.exchange, call)
-
-    def stop(self) -> None:
-        """Refuse what is held; what still runs when its reader goes stays an intent."""
-        self._is_stopping = True
-        self._hold.close()
-
-    def cancel_all(self) -> None:
-        for call in self._attempts.all_running():
-            call.abandon()
+        return ExchangeResponse(call.exchange, self._reading(attempt, call.exchange, call))
 
     async def _again(self, attempt: Attempt, dialect: Dialect, request: ModelRequest, key: str) -> Response | None:
         """The answer to a marked retry: of the call still running, or the recorded one; None where there is none."""
         stored = None
         if attempt.run_of(key) is None:
-            stored = await self._store.find_retry(attempt.rollout_id, attempt.attempt_id, key)
+            stored = await self.store.find_retry(attempt.rollout_id, attempt.attempt_id, key)
         running = attempt.run_of(key)
-        if isinstance(running, Call):
-            return self._reader(attempt, running.exchange, running)
+        if running is not None:
+            return ExchangeResponse(running.exchange, self._reading(attempt, running.exchange, running))
         if stored is None or not stored.response or stored.info.http_status != 200:
             return None
-        self._metrics.replayed += 1
+        self.metrics.replayed += 1
         exchange = Exchange()
         exchange.call_id = stored.info.call_id
         if request.stream:
@@ -121,10 +94,7 @@ class CallService:
             exchange.end()
         else:
             exchange.whole(200, stored.response)
-        return self._reader(attempt, exchange, None)
-
-    def _reader(self, attempt: Attempt, exchange: Exchange, call: Call | None) -> Response:
-        return ExchangeResponse(exchange, self._reading(attempt, exchange, call))
+        return ExchangeResponse(exchange, self._reading(attempt, exchange, None))
 
     @asynccontextmanager
     async def _reading(self, attempt: Attempt, exchange: Exchange, call: Call | None) -> AsyncIterator[Reading]:
@@ -137,13 +107,14 @@ class CallService:
             finally:
                 exchange.readers -= 1
                 if reading.delivered and exchange.call_id is not None:
-                    await self._store.mark_delivered(exchange.call_id)
+                    await self.store.mark_delivered(exchange.call_id)
                 elif call is not None and not exchange.readers:
                     call.abandon()
 
     async def _run(self, call: Call) -> None:
         with call.attempt.work():
             try:
+                call.allow_cancel()
                 await self._serve(call)
             except CallRefused as refused:
                 self._tell(call, refused)
@@ -151,27 +122,26 @@ class CallService:
                 self._tell(call, sealed(call.attempt.attempt_id))
             except Exception:
                 logger.exception("call %s of rollout %s failed in the gateway", call.call_id, call.attempt.rollout_id)
-                failed = CallRefused("The gateway failed to serve or to record this call.", status=500)
-                self._tell(call, failed)
+                self._tell(call, CallRefused("The gateway failed to serve or to record this call.", http_status=500))
             finally:
                 call.attempt.running.discard(call)
 
     async def _serve(self, call: Call) -> None:
         try:
-            await self._hold.admit(call.keep_alive)
+            await self.hold.admit(call.keep_alive)
         except CallRefused as refused:
-            await self._recorder.note_failure(call.attempt, refused)
+            await self.recorder.note_failure(call.attempt, refused)
             raise
-        with self._hold.flight():
+        with self.hold.flight():
             call.may_cancel = False
             call.started_at = time.monotonic()
-            name = self._registry.resolve(call.request.model)
+            name = self.registry.resolve(call.request.model)
             body = call.prepared.dump(name)
             self._classify(call)
-            await self._recorder.intend(call)
+            await self.recorder.intend(call)
             answer = await self._answer(call, name, body)
             response = call.dialect.render(call.request, answer)
-            await self._recorder.answer(call, answer, response)
+            await self.recorder.answer(call, answer, response)
         call.exchange.call_id = call.call_id
         if call.events is None:
             call.exchange.whole(200, response)
@@ -180,7 +150,7 @@ class CallService:
         call.exchange.end()
 
     def _classify(self, call: Call) -> None:
-        attempt, policy = call.attempt, self._registry.policy
+        attempt, policy = call.attempt, self.registry.policy
         asked = call.request.model or policy
         call.is_auxiliary = is_auxiliary(asked, policy=policy, has_asked_policy=attempt.has_asked_policy)
         attempt.has_asked_policy |= asked == policy
@@ -189,26 +159,24 @@ class CallService:
         """The whole answer of the model server; every other end is put on record here."""
         try:
             call.allow_cancel()
-            async with self._upstream.send(name, call.attempt.rollout_id, call.request.operation, body) as reply:
+            async with self.upstream.send(name, call.attempt.rollout_id, call.request.operation, body) as reply:
                 call.reply = reply
-                answer = await (self._follow(call, reply) if call.request.stream else self._whole(reply))
-            return answer
-        except UpstreamError as error:
+                if call.request.stream:
+                    return _finished(await self._follow(call, reply))
+                return _finished(read_answer(await reply.json()))
+        except ServerFailed as error:
             call.may_cancel = False
             refused = refusal_for(error)
-            await self._recorder.failure(call, refused)
+            await self.recorder.failure(call, refused)
             call.exchange.call_id = call.call_id
             raise refused from error
         except asyncio.CancelledError:
             call.may_cancel = False
-            if not self._is_stopping:
-                await self._recorder.cut(call)
+            if not self.is_stopping:
+                await self.recorder.cut(call)
             raise
         finally:
             call.may_cancel = False
-
-    async def _whole(self, reply: Reply) -> Answer:
-        return _finished(read_answer(await reply.json()))
 
     async def _follow(self, call: Call, reply: Reply) -> Answer:
         """Pass a stream on up to the chunk that finishes the answer; that one and what follows it are held back."""
@@ -220,14 +188,13 @@ class CallService:
                 call.held.append(chunk)
             else:
                 call.exchange.write(call.events.feed(chunk))
-        return _finished(read_answer(call.assembler.response()))
+        return read_answer(call.assembler.response())
 
     def _tell(self, call: Call, refused: CallRefused) -> None:
         """The error as the harness can take it: a response, or the last event of the stream that has begun."""
-        self._metrics.refuse(refused.http_status)
+        self.metrics.refused[refused.http_status] += 1
         if call.exchange.status is None:
-            error = call.dialect.error(refused)
-            call.exchange.whole(refused.http_status, error, refused.headers())
+            call.exchange.whole(refused.http_status, call.dialect.error(refused), refused.headers())
         elif not call.exchange.ended:
             call.exchange.write(call.dialect.error_event(refused))
             call.exchange.end()
@@ -238,13 +205,13 @@ def _load(raw: bytes) -> Json:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise CallRefused("The request's body is not valid JSON.", status=400) from error
+        raise CallRefused("The request's body is not valid JSON.", http_status=400) from error
     if not isinstance(body, dict):
-        raise CallRefused("The request's body must be a JSON object.", status=400)
+        raise CallRefused("The request's body must be a JSON object.", http_status=400)
     return body
 
 
 def _finished(answer: Answer) -> Answer:
     if answer.finish_reason is None:
-        raise UpstreamError("The model server ended its answer without finishing it.", "Look at its log.", status=200)
+        raise ServerFailed("The model server ended its answer without finishing it.", status=200)
     return answer

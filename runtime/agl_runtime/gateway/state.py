@@ -11,7 +11,7 @@ from agl_runtime.gateway.changes import Changes, Signal
 from agl_runtime.gateway.dialects import Dialect, all_dialects
 from agl_runtime.gateway.hold import Hold
 from agl_runtime.gateway.metrics import Metrics
-from agl_runtime.gateway.prepare import Sampling
+from agl_runtime.gateway.recorder import Recorder
 from agl_runtime.gateway.registry import Registry
 from agl_runtime.gateway.service import CallService
 from agl_runtime.gateway.upstream import Upstream
@@ -46,12 +46,14 @@ class Gateway:
     def stop(self) -> None:
         """Let go of everything that waits, so that the server can stop."""
         self.is_stopping = True
-        self.calls.stop()
+        self.calls.is_stopping = True
+        self.hold.close()
         self.changes.moved.fire()
         self.rollouts_moved.fire()
 
     async def close(self) -> None:
-        self.calls.cancel_all()
+        for call in self.attempts.all_running():
+            call.abandon()
         await self.upstream.close()
 
     def set_models(self, models: list[Model] | None) -> None:
@@ -77,25 +79,11 @@ def build(config: Config, store: Store, admin_key: str) -> Gateway:
     """Raises ConfigError without an admin key: nothing is served to everyone."""
     if not admin_key:
         raise ConfigError("The gateway has no admin key.", "Delete the empty file `key` in .agl and start it again.")
-    registry = Registry(config.model.name)
-    hold = Hold(config.gateway.hold_limit_s)
-    metrics = Metrics()
-    attempts = Attempts(store, config.model.name)
-    secret = config.model.api_key
-    keys = {config.model.endpoint: secret.get_secret_value()} if config.model.endpoint and secret else {}
-    upstream = Upstream(
-        registry,
-        retries=config.gateway.upstream_retries,
-        idle_timeout_s=config.gateway.upstream_timeout_s,
-        keys=keys,
-    )
-    calls = CallService(
-        store,
-        Sampling.of(config),
-        hold=hold,
-        registry=registry,
-        upstream=upstream,
-        attempts=attempts,
-        metrics=metrics,
-    )
+    gateway, model = config.gateway, config.model
+    registry, hold, metrics = Registry(model.name), Hold(gateway.hold_limit_s), Metrics()
+    attempts = Attempts(store, model.name)
+    keys = {model.endpoint: model.api_key.get_secret_value()} if model.endpoint and model.api_key else {}
+    upstream = Upstream(registry, gateway.upstream_retries, gateway.upstream_timeout_s, keys)
+    recorder = Recorder(store, registry, metrics)
+    calls = CallService(store, config, hold, registry, upstream, attempts, metrics, recorder)
     return Gateway(config, store, admin_key, hold, registry, upstream, attempts, calls, metrics)

@@ -12,14 +12,13 @@ import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 import orjson
 
-from agl_runtime.errors import UpstreamError
-from agl_runtime.gateway.internal import CallRefused, Json, Operation
+from agl_runtime.gateway.internal import CallRefused, Json, Operation, ServerFailed
 from agl_runtime.gateway.registry import Registry
 from agl_runtime.schemas import Model
 
@@ -30,28 +29,6 @@ RETRIED_STATUSES = frozenset({408, 409, 429})
 OVERFLOW_CODE = "context_length_exceeded"
 # vLLM gives a context overflow no code of its own.
 _OVERFLOW_PHRASES = ("maximum context length", "maximum model length", "maximum context size")
-_LOOK = "Look at the model server's log."
-
-
-class Unsent(UpstreamError):
-    """The model server answered with an error status, of which `message` is its text, or not at all. `is_silence`: it
-    took the request and then said nothing, so that another try would only double its work."""
-
-    def __init__(
-        self,
-        what: str,
-        *,
-        status: int | None = None,
-        message: str = "",
-        code: str | None = None,
-        retry_after_s: int | None = None,
-        is_silence: bool = False,
-    ) -> None:
-        super().__init__(what, _LOOK, status=status)
-        self.is_silence = is_silence
-        self.message = message
-        self.code = code
-        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,47 +40,41 @@ class Reply:
     _response: aiohttp.ClientResponse
 
     async def json(self) -> Any:
-        """The whole body. Raises UpstreamError when it breaks off, stays silent or is no JSON."""
+        """The whole body. Raises ServerFailed when it breaks off, stays silent or is no JSON."""
         with _wrapped(self.model):
             return decode(await self._response.read())
 
     async def chunks(self) -> AsyncIterator[Json]:
-        """The objects of an event stream, to its [DONE] or its end. Raises UpstreamError."""
+        """The objects of an event stream, to its [DONE] or its end. Raises ServerFailed."""
         if self._response.content_type != "text/event-stream":
-            raise UpstreamError("The model server did not answer with an event stream.", _LOOK, status=200)
+            raise ServerFailed("The model server did not answer with an event stream.", status=200)
         with _wrapped(self.model):
             async for data in _events(self._response.content):
                 if data == b"[DONE]":
                     return
                 chunk = decode(data)
                 if not isinstance(chunk, dict) or "error" in chunk:
-                    raise UpstreamError(f"The model server broke off: {_message(chunk)}", _LOOK, status=200)
+                    raise ServerFailed(f"The model server broke off: {_message(chunk)}", status=200)
                 yield chunk
 
 
+@dataclass
 class Upstream:
-    """Use it as an async context manager. `keys` maps endpoints to the keys that they want."""
+    """`open` it before use. `keys` maps endpoints to the keys that they want; `pause` sleeps between tries."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        *,
-        retries: int,
-        idle_timeout_s: float,
-        keys: Mapping[str, str],
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._registry = registry
-        self._retries = retries
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s)
-        self._keys = keys
-        self._pause = pause
-        self._session: aiohttp.ClientSession | None = None
+    registry: Registry
+    retries: int
+    idle_timeout_s: float
+    keys: Mapping[str, str] = field(repr=False)
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=headers)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+            timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=self.idle_timeout_s),
+            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
+        )
 
     async def close(self) -> None:
         if self._session is not None:
@@ -112,7 +83,7 @@ class Upstream:
 
     @asynccontextmanager
     async def send(self, name: str, rollout_id: str, operation: Operation, body: bytes) -> AsyncIterator[Reply]:
-        """Raises UpstreamError when no server of the model `name` gave an answer."""
+        """Raises ServerFailed when no server of the model `name` gave an answer."""
         reply = await self._first_answer(name, rollout_id, operation, body)
         try:
             yield reply
@@ -122,23 +93,23 @@ class Upstream:
     async def _first_answer(self, name: str, rollout_id: str, operation: Operation, body: bytes) -> Reply:
         tried = 0
         while True:
-            model = self._registry.route(name, rollout_id)
+            model = self.registry.route(name, rollout_id)
             if model is None:
-                raise Unsent("The model server was withdrawn.")
+                raise ServerFailed("The model server was withdrawn.")
             try:
                 return Reply(model, tried, await self._try(model, operation, body))
-            except Unsent as error:
+            except ServerFailed as error:
                 if error.status is None:
-                    self._registry.report_failure(model)
-                if tried >= self._retries or not _may_retry(error):
+                    self.registry.report_failure(model)
+                if tried >= self.retries or not _may_retry(error):
                     raise
-                await self._pause(_pause_s(tried, error.retry_after_s))
+                await self.pause(_pause_s(tried, error.retry_after_s))
             tried += 1
 
     async def _try(self, model: Model, operation: Operation, body: bytes) -> aiohttp.ClientResponse:
         if self._session is None:
-            raise Unsent("The gateway's way to the model servers is not open.")
-        key = self._keys.get(model.endpoint)
+            raise ServerFailed("The gateway's way to the model servers is not open.")
+        key = self.keys.get(model.endpoint)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         with _wrapped(model):
             response = await self._session.post(f"{model.endpoint.rstrip('/')}/{operation}", data=body, headers=headers)
@@ -150,43 +121,39 @@ class Upstream:
 
 @contextmanager
 def _wrapped(model: Model) -> Iterator[None]:
-    """Turns what the HTTP client raises into Unsent."""
+    """Turns what the HTTP client raises into ServerFailed."""
     try:
         yield
     except aiohttp.SocketTimeoutError as error:
-        raise Unsent(f"The model server at {model.endpoint} fell silent.", is_silence=True) from error
+        raise ServerFailed(f"The model server at {model.endpoint} fell silent.", is_silence=True) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         what = f"The model server at {model.endpoint} could not be reached or broke off ({type(error).__name__})."
-        raise Unsent(what) from error
+        raise ServerFailed(what) from error
 
 
-def refusal_for(error: UpstreamError) -> CallRefused:
+def refusal_for(error: ServerFailed) -> CallRefused:
     """What the harness is told: its own mistakes as they are, everything else as a fault of the infrastructure."""
     status = error.status
-    if isinstance(error, Unsent) and status in (400, 413, 422):
+    if status in (400, 413, 422):
         if _is_overflow(error):
-            what = error.message or "The conversation is longer than the model's context."
-            return CallRefused(what, status=400, reason="context_overflow", code=OVERFLOW_CODE)
-        return CallRefused(error.message or error.what, status=status)
-    told = status if status is not None and (status == 429 or status >= 500) else 502
-    if not isinstance(error, Unsent):
-        return CallRefused(error.what, error.fix, status=told, infrastructure=True)
-    told = 504 if error.is_silence else told
-    return CallRefused(error.what, error.fix, status=told, retry_after_s=error.retry_after_s, infrastructure=True)
+            return CallRefused(error.message, http_status=400, reason="context_overflow", code=OVERFLOW_CODE)
+        return CallRefused(error.message, http_status=status)
+    told = status if status is not None and (status == 429 or status >= 500) else 504 if error.is_silence else 502
+    return CallRefused(error.what, error.fix, http_status=told, retry_after_s=error.retry_after_s, infrastructure=True)
 
 
 def decode(data: bytes) -> Any:
-    """JSON as model servers write it, with NaN and Infinity. Raises UpstreamError."""
+    """JSON as model servers write it, with NaN and Infinity. Raises ServerFailed."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise UpstreamError("The model server's answer is no JSON.", _LOOK, status=200) from error
+            raise ServerFailed("The model server's answer is no JSON.", status=200) from error
 
 
-def _may_retry(error: Unsent) -> bool:
+def _may_retry(error: ServerFailed) -> bool:
     return not error.is_silence and (error.status is None or error.status in RETRIED_STATUSES or error.status >= 500)
 
 
@@ -195,15 +162,15 @@ def _pause_s(tried: int, retry_after_s: int | None) -> float:
     return max(pause_s, min(retry_after_s or 0.0, LONGEST_PAUSE_S)) * random.uniform(0.75, 1.25)
 
 
-def _rejection(model: Model, response: aiohttp.ClientResponse, data: bytes) -> Unsent:
+def _rejection(model: Model, response: aiohttp.ClientResponse, data: bytes) -> ServerFailed:
     try:
         body = decode(data)
-    except UpstreamError:
+    except ServerFailed:
         body = data.decode(errors="replace")
     error = body.get("error") if isinstance(body, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
     after = response.headers.get("Retry-After", "")
-    return Unsent(
+    return ServerFailed(
         f"The model server at {model.endpoint} answered {response.status}: {_message(body)}",
         status=response.status,
         message=_message(body),
@@ -221,7 +188,7 @@ def _message(body: Any) -> str:
     return text.strip()[:1000]
 
 
-def _is_overflow(error: Unsent) -> bool:
+def _is_overflow(error: ServerFailed) -> bool:
     return error.code == OVERFLOW_CODE or any(phrase in error.message for phrase in _OVERFLOW_PHRASES)
 
 

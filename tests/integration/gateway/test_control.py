@@ -129,6 +129,7 @@ async def test_only_the_last_attempts_calls_and_reward_count(gateway: RunningGat
 async def test_calls_as_json_are_there_to_be_read(gateway: RunningGateway, model: FakeModelServer) -> None:
     model.script = [Answer("", tool_calls=[tool_call("f", {"a": "é"})])]
     await call(gateway)
+    await gateway.calls()
     (shown,) = (await gateway.http.get("/api/rollouts/r1/calls", params={"format": "json"})).json()
     assert shown["request"] == BODY
     assert shown["response"]["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "f"

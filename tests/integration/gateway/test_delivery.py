@@ -116,12 +116,8 @@ async def test_a_marked_retry_joins_the_call_that_still_runs(gateway: RunningGat
     model.release()
     assert (await second).json()["choices"][0]["message"]["content"] == "once"
     assert (len(model.requests), model.cancelled) == (1, 0)
-
-    async def is_delivered() -> bool:
-        (call,) = await gateway.store.calls("r1")
-        return call.info.delivered and call.info.trainable
-
-    await until(is_delivered)
+    (call,) = await gateway.calls()
+    assert (call.info.delivered, call.info.trainable) == (True, True)
 
 
 async def test_the_same_bytes_without_a_mark_are_a_new_call_and_both_count(
@@ -130,8 +126,7 @@ async def test_the_same_bytes_without_a_mark_are_a_new_call_and_both_count(
     for _ in range(2):
         await gateway.http.post(url(gateway), json=BODY)
     assert len(model.requests) == 2
-    await gateway.http.post("/api/rollouts/r1/attempt/0/seal")  # which waits for the deliveries
-    assert [call.info.trainable for call in await gateway.store.calls("r1")] == [True, True]
+    assert [call.info.trainable for call in await gateway.calls()] == [True, True]
 
 
 async def test_a_retry_of_what_failed_or_never_came_is_sampled(gateway: RunningGateway, model: FakeModelServer) -> None:
@@ -153,7 +148,7 @@ async def test_the_clients_own_retry_after_a_time_out_does_not_sample_beside_the
         answer = await client.chat.completions.create(model="m", messages=[USER])
     assert answer.choices[0].message.content == "second"
     await asyncio.to_thread(model.wait_for, lambda server: server.cancelled == 1)
-    first, second = await settled(gateway)
+    first, second = await gateway.calls()
     assert (first.info.reason, second.info.trainable) == ("cut", True)
 
 

@@ -25,7 +25,7 @@ async def post(gateway: RunningGateway, **body: Any) -> httpx.Response:
 
 
 async def reasons(gateway: RunningGateway) -> list[str | None]:
-    return [call.info.reason for call in await gateway.store.calls("r1")]
+    return [call.info.reason for call in await gateway.calls()]
 
 
 async def failures(gateway: RunningGateway) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ async def test_a_broken_server_is_told_in_openais_shape_and_recorded(
         error = response.json()["error"]
         assert error.keys() == {"message", "type", "param", "code"}
         assert error["type"] == "server_error"
-    (call,) = await gateway.store.calls("r1")
+    (call,) = await gateway.calls()
     assert call.info.http_status == status
     assert not call.info.trainable
     assert call.info.reason in ("error", "cut")
@@ -105,7 +105,7 @@ async def test_a_stream_that_is_cut_ends_with_an_error_event_and_keeps_what_came
     with pytest.raises(openai.APIError, match="broke off"):
         await read()
     assert "".join(seen) == "a lo"
-    (call,) = await gateway.store.calls("r1")
+    (call,) = await gateway.calls()
     assert (call.info.reason, call.info.trainable, call.info.http_status) == ("cut", False, 502)
     assert call.response is not None
     assert call.response["choices"][0]["message"]["content"] == "a lo"
@@ -184,7 +184,7 @@ async def test_a_passing_fault_is_hidden_from_the_agent(tmp_path: Path, model: F
         gateway.register(model.url)
         await gateway.add()
         assert (await post(gateway)).json()["choices"][0]["message"]["content"] == "fine"
-        (call,) = await gateway.store.calls("r1")
+        (call,) = await gateway.calls()
         assert (call.retry_count, call.info.trainable) == (1, True)
         assert await failures(gateway) == []
 

@@ -18,6 +18,7 @@ ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type
 
 
 async def recorded(gateway: RunningGateway, rollout_id: str = "r1") -> RolloutCalls:
+    await gateway.calls(rollout_id)
     async with GatewayClient(gateway.url, ADMIN_KEY) as reader:
         return await reader.calls(rollout_id)
 
@@ -54,7 +55,7 @@ async def test_a_streamed_chat_answer_is_recorded_like_a_whole_one(
     assert np.array_equal(whole.logprobs, streamed.logprobs)
     assert whole.spans == streamed.spans
     assert streamed.info.trainable
-    stored = await gateway.store.calls("r1")
+    stored = await gateway.calls()
     first, second = (call.response["choices"][0]["message"] for call in stored if call.response)
     assert first == second
 

@@ -127,7 +127,7 @@ def test_unknown_fields_are_tolerated_and_kept() -> None:
     [(400, "invalid_request_error"), (401, "authentication_error"), (409, "conflict_error"), (502, "server_error")],
 )
 def test_errors_have_openais_shape(status: int, kind: str) -> None:
-    refused = CallRefused("What.", "Fix.", status=status, code="some_code")
+    refused = CallRefused("What.", "Fix.", http_status=status, code="some_code")
     expected = {"error": {"message": "What. Fix.", "type": kind, "param": None, "code": "some_code"}}
     assert CHAT.error(refused) == expected
     assert orjson.loads(CHAT.error_event(refused).removeprefix(b"data: ")) == expected

@@ -14,12 +14,13 @@ from agl_runtime.gateway.internal import Answer
 from agl_runtime.schemas import Model, PolicyVersion
 
 SERVER = Model(model="policy", endpoint="http://m/v1", version=3, run_epoch=1)
+NONE = np.empty(0, np.int32)
 SPAN = VersionSpan(0, 2, PolicyVersion(1, 3))
 
 
 def answer(**changes: Any) -> Answer:
     whole = Answer(
-        response={},
+        response={"choices": [{}]},
         prompt_ids=np.array([1, 2, 3], np.int32),
         sampled_ids=np.array([4, 5], np.int32),
         logprobs=np.array([-0.1, -0.2], np.float32),
@@ -27,7 +28,6 @@ def answer(**changes: Any) -> Answer:
         finish_reason="stop",
         model="policy",
         usage={"prompt_tokens": 3, "completion_tokens": 2},
-        choices=1,
     )
     return replace(whole, **changes)
 
@@ -56,13 +56,13 @@ def test_the_servers_own_spans_win_over_the_registered_version() -> None:
     [
         ({"finish_reason": None}, "cut"),
         ({"model": "other"}, "wrong_model"),
-        ({"choices": 2}, "multiple_choices"),
-        ({"prompt_ids": None}, "no_prompt_ids"),
-        ({"sampled_ids": None}, "no_sampled_ids"),
-        ({"sampled_ids": None, "usage": {"completion_tokens": 0}}, "empty_generation"),
+        ({"response": {"choices": [{}, {}]}}, "multiple_choices"),
+        ({"prompt_ids": NONE}, "no_prompt_ids"),
+        ({"sampled_ids": NONE}, "no_sampled_ids"),
+        ({"sampled_ids": NONE, "usage": {"completion_tokens": 0}}, "empty_generation"),
         ({"usage": {"prompt_tokens": 4, "completion_tokens": 2}}, "ids_missing"),
         ({"usage": {"prompt_tokens": 3, "completion_tokens": 3}}, "ids_missing"),
-        ({"logprobs": None}, "no_logprobs"),
+        ({"logprobs": NONE}, "no_logprobs"),
         ({"logprobs": np.array([-0.1], np.float32)}, "logprobs_length"),
         ({"logprobs": np.array([-0.1, np.nan], np.float32)}, "logprobs_not_finite"),
         ({"logprobs": np.array([-np.inf, -0.1], np.float32)}, "logprobs_not_finite"),
@@ -92,7 +92,7 @@ def test_a_circumstance_has_its_reason(changes: dict[str, Any], reason: str) -> 
 
 
 def test_validation_is_named_before_the_logprobs_that_it_does_not_ask_for() -> None:
-    assert judge(answer(logprobs=None), around(mode="val")).reason == "validation"
+    assert judge(answer(logprobs=NONE), around(mode="val")).reason == "validation"
 
 
 def test_a_missing_usage_is_no_flaw() -> None:

@@ -6,8 +6,8 @@ from agl_runtime.schemas import ProxyState
 
 def test_every_line_is_a_sample_or_a_comment_of_its_family() -> None:
     metrics = Metrics(call_s=1.5, calls=3, prompt_tokens=10, sampled_tokens=4)
-    metrics.refuse(409)
-    metrics.refuse(409)
+    metrics.refused[409] += 1
+    metrics.refused[409] += 1
     state = ProxyState(paused=True, retry_after_seconds=5, reason=None, inflight=2, held=1)
     text = render(metrics, state, 12.5, {"rollouts.running": 4, "calls.undelivered": 1, "other": 9})
     assert text.endswith("\n")

@@ -7,11 +7,12 @@ import pytest
 
 from agl_runtime.gateway.dialects import all_dialects
 from agl_runtime.gateway.internal import CallRefused, ModelRequest
-from agl_runtime.gateway.prepare import Sampling, prepare
+from agl_runtime.gateway.prepare import prepare
 from agl_runtime.schemas import Mode
+from fakes.running_gateway import config
 
-RECORD = Sampling(train_temperature=1.0, val_temperature=0.2, distribution_params="record")
-REFUSE = Sampling(train_temperature=1.0, val_temperature=0.2, distribution_params="refuse")
+RECORD = config(train={"temperature": 1.0}, eval={"temperature": 0.2})
+REFUSE = config(gateway={"distribution_params": "refuse"})
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -73,5 +74,5 @@ def test_what_cannot_be_written_as_json_is_the_callers_mistake() -> None:
     deep: Any = []
     for _ in range(400):
         deep = [deep]
-    with pytest.raises(CallRefused, match="nested too deeply"):
+    with pytest.raises(CallRefused, match="nested too deeply to be sent on"):
         prepare(chat(metadata=deep), "train", RECORD).dump("policy")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from agl_runtime.gateway.dialects.openai import OpenAIDialect, all_objects, common, require
+from typing import Any
+
+from agl_runtime.gateway.dialects.openai import OpenAIDialect, common, require
 from agl_runtime.gateway.internal import Json, ModelRequest, Operation
 
 
@@ -12,9 +14,8 @@ class ChatDialect(OpenAIDialect):
 
     def parse(self, body: Json) -> ModelRequest:
         messages, tools = body.get("messages"), body.get("tools")
-        is_list = isinstance(messages, list) and bool(messages) and all_objects(messages)
-        require(is_list, "`messages` must be a list of at least one message object.")
-        require(tools is None or (isinstance(tools, list) and all_objects(tools)), "`tools` must be a list of objects.")
+        require(bool(messages) and _is_objects(messages), "`messages` must be a list of at least one message object.")
+        require(tools is None or _is_objects(tools), "`tools` must be a list of objects.")
         return ModelRequest(dialect=self.name, operation=self.operation, **common(body))
 
     def replayed(self, choice: Json) -> Json:
@@ -23,3 +24,7 @@ class ChatDialect(OpenAIDialect):
         if delta.get("tool_calls"):
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(delta["tool_calls"])]
         return {**rest, "delta": delta}
+
+
+def _is_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)

@@ -6,7 +6,7 @@ that held nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -123,8 +123,4 @@ def common(body: Json) -> Mapping[str, Any]:
 
 def require(holds: bool, sentence: str) -> None:
     if not holds:
-        raise CallRefused(sentence, status=400)
-
-
-def all_objects(items: Iterable[Any]) -> bool:
-    return all(isinstance(item, dict) for item in items)
+        raise CallRefused(sentence, http_status=400)

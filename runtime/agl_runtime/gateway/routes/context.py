@@ -12,7 +12,7 @@ from agl_runtime.gateway.changes import Signal
 from agl_runtime.gateway.state import Gateway
 
 
-def _gateway(request: Request) -> Gateway:
+def gateway_of(request: Request) -> Gateway:
     return cast(Gateway, request.app.state.gateway)
 
 
@@ -20,7 +20,7 @@ def _caller(request: Request) -> Caller:
     return cast(Caller, request.state.caller)
 
 
-State = Annotated[Gateway, Depends(_gateway)]
+State = Annotated[Gateway, Depends(gateway_of)]
 Who = Annotated[Caller, Depends(_caller)]
 
 
