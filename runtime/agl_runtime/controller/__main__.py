@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _run(begun: part.Part) -> None:
-    project, stop = begun.project, part.stop_event()
+    """Until the first agent may run, a signal simply ends the process."""
+    project = begun.project
     isolation = choose_isolation(project.config.agent.isolation)
     reward = RewardFunction(project) if project.config.reward.function else None
     if reward is not None:
@@ -47,7 +48,7 @@ async def _run(begun: part.Part) -> None:
     settings = settings_of(project)
     log.info("up to %d agents at once; isolation: %s", settings.limit, isolation)
     async with client:
-        await Controller(client, runner, reward, settings).run(stop)
+        await Controller(client, runner, reward, settings).run(part.stop_event())
 
 
 def settings_of(project: Project) -> Settings:
