@@ -35,6 +35,9 @@ def module() -> Iterator[Callable[[str], ModuleType]]:
     yield importlib.import_module
     for folder in folders:
         sys.path.remove(folder)
+    for name, loaded in list(sys.modules.items()):
+        if str(getattr(loaded, "__file__", None)).startswith(str(EXAMPLE)):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")
