@@ -69,6 +69,12 @@ async def test_a_copy_leaves_out_the_policys_weights_and_what_is_no_file(tmp_pat
     assert "models/policy/model.safetensors" in await listed(make_project(tmp_path, files, model={"path": "."}))
 
 
+async def test_a_copy_leaves_out_the_task_files_and_their_answers(tmp_path: Path) -> None:
+    files = {"agent.py": LIST, "tasks/train.jsonl": "{}", "val.jsonl": "{}", "tasks/notes": ""}
+    data = {"train": "tasks/train.jsonl", "val": "val.jsonl"}
+    assert await listed(make_project(tmp_path, files, data=data)) == {"agent.py", "agl.yaml", "tasks/notes"}
+
+
 def test_a_repository_that_git_refuses_is_no_folder_without_git(tmp_path: Path) -> None:
     (tmp_path / ".git").write_text("gitdir: /nowhere\n")
     with pytest.raises(RunnerError, match=r"git rev-parse in .* failed: .*not a git repository"):

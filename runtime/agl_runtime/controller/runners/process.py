@@ -59,8 +59,7 @@ class ProcessRunner:
         self._words = split_command(self._agent.command)
         if "{" not in self._words[0] and os.sep not in self._words[0]:
             self._program(self._words[0], self._root)
-        weights = project.path(project.config.model.path or "").resolve()
-        self._weights = weights if self._root in weights.parents else None
+        self._withheld = _withheld(project)
         self._repository = Repository.find(self._root) if self._agent.workspace != "empty" else None
         self._judged: dict[AttemptFolder, None] = {}
         self._emptied: dict[AttemptFolder, None] = {}
@@ -125,7 +124,7 @@ class ProcessRunner:
     def _prepare(self, grant: Grant, folder: AttemptFolder) -> Command:
         """Make the attempt's folder and the command for it. Blocks. Raises RunnerError and ConfigError."""
         rollout = grant.rollout
-        cwd = workspace.make(self._agent.workspace, folder, self._root, self._repository, self._weights)
+        cwd = workspace.make(self._agent.workspace, folder, self._root, self._repository, self._withheld)
         folder.task_file.write_text(json.dumps(rollout.input), encoding="ascii")
         shown = tuple((source, folder.home / name) for name, source in self._home_files.items())
         for source, target in shown:
@@ -178,6 +177,13 @@ def _take_first(folders: dict[AttemptFolder, None]) -> AttemptFolder:
 
 def _task_id(grant: Grant) -> Any:
     return (grant.rollout.metadata.model_extra or {}).get("task_id", grant.rollout.rollout_id)
+
+
+def _withheld(project: Project) -> tuple[Path, ...]:
+    """What no copy of the project holds: the weights, for their size, and the task files, for the answers in them."""
+    config, root = project.config, project.root.resolve()
+    named = [project.path(name).resolve() for name in (config.model.path, config.data.train, config.data.val) if name]
+    return tuple(path for path in named if root in path.parents)
 
 
 def _home_files(names: list[str], home: Path) -> dict[str, Path]:

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -107,10 +107,10 @@ def make(
     folder: AttemptFolder,
     project: Path,
     repository: Repository | None,
-    left_out: Path | None = None,
+    withheld: Sequence[Path] = (),
 ) -> Path:
-    """Make the attempt's folder anew and fill its workspace; returns the agent's working directory in it. `left_out` is
-    a folder of the project that no copy holds.
+    """Make the attempt's folder anew and fill its workspace; returns the agent's working directory in it. `withheld`
+    are files and folders of the project that no copy holds.
 
     Raises RunnerError and OSError.
     """
@@ -125,7 +125,7 @@ def make(
     folder.workspace.mkdir()
     if kind == "copy":
         names = repository.tracked() if repository else untracked_files(project)
-        _copy(project, names, folder.workspace, left_out)
+        _copy(project, names, folder.workspace, withheld)
     return folder.workspace
 
 
@@ -139,10 +139,10 @@ def untracked_files(project: Path) -> Iterator[str]:
         yield from (os.path.relpath(here / name, project) for name in (*files, *links))
 
 
-def _copy(source: Path, names: Iterable[str], target: Path, left_out: Path | None) -> None:
+def _copy(source: Path, names: Iterable[str], target: Path, withheld: Sequence[Path]) -> None:
     made: set[Path] = set()
     for name in names:
-        if left_out is not None and (source / name).is_relative_to(left_out):
+        if any((source / name).is_relative_to(path) for path in withheld):
             continue
         file = target / name
         if file.parent not in made:
