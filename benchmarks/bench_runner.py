@@ -1,0 +1,120 @@
+"""How fast agents come and go: 100 rollouts of a Python script that does nothing, here and in Agent Lightning 1.0.2.
+
+Both sides run as they ship, gateway and controller in processes of their own; 1.0.2 also with the shortest interval
+between its polls that makes sense. agl runs with isolation as `auto` finds it and without. The clock starts when the
+controller begins, with the rollouts waiting, and stops when the last has ended.
+
+    python benchmarks/bench_runner.py [--rollouts 100]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from support.report import emit, table
+from support.servers import KEY, Server, agl_gateway, process, reference_python, reference_server, send
+
+LEAST_RATIO = 15.0
+POLL_S = 0.02
+LIMIT_S = 300.0
+POLLS_S = {"as it ships (10 s)": None, "polls every 0.2 s": 0.2}
+ISOLATIONS = ("auto", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """`cpu_ms` is what one rollout cost the gateway, the controller and its agents together."""
+
+    per_s: float
+    cpu_ms: float
+
+
+def agl(rollouts: int, isolation: str) -> Pace:
+    with tempfile.TemporaryDirectory(prefix="agl-bench-") as name:
+        folder = Path(name)
+        (folder / "agent.py").write_text("", encoding="utf-8")
+        agent: dict[str, Any] = {"command": [plain_python(), "agent.py"], "isolation": isolation}
+        with agl_gateway(folder, {"agent": agent}) as server:
+            server.add_rollouts(rollouts)
+            command = [sys.executable, "-m", "agl_runtime.controller", "--root", str(folder)]
+            return timed(server, command, folder, "agents at once", rollouts)
+
+
+def reference(rollouts: int, poll_s: float | None) -> Pace:
+    with tempfile.TemporaryDirectory(prefix="agl-bench-") as name, reference_server(Path(name)) as server:
+        folder = Path(name)
+        (folder / "nothing.py").write_text("class Agent:\n    def run(self):\n        pass\n", encoding="utf-8")
+        server.add_rollouts(rollouts, config={"local": {"agent_class": "nothing:Agent"}})
+        options = ["runner_type=local", f"agl_server.url={server.url}", f"agl_server.key={KEY}"]
+        if poll_s is not None:
+            options.append(f"local_runner.poll_interval={poll_s}")
+        command = [str(reference_python()), "-m", "agentlightning.controller", *options]
+        return timed(server, command, folder, "LocalReconciler starting", rollouts)
+
+
+def plain_python() -> str:
+    """The interpreter below this virtual environment: an agent's own needs none of agl's packages."""
+    return str(getattr(sys, "_base_executable", sys.executable))
+
+
+def timed(server: Server, command: Sequence[str], folder: Path, says: str, rollouts: int) -> Pace:
+    """From the line of its log in which the controller `says` that it begins, to the end of the last rollout."""
+    path = os.environ.get("PYTHONPATH", "") if server.scoped else str(folder)
+    with process(command, folder, PYTHONPATH=path) as child:
+        give_up_at = time.monotonic() + LIMIT_S
+
+        def wait(is_over: Any) -> float:
+            while not is_over():
+                if child.poll() is not None or time.monotonic() > give_up_at:
+                    raise SystemExit("\n".join(log.read_text()[-2000:] for log in folder.glob("*.log")))
+                time.sleep(POLL_S)
+            return time.monotonic()
+
+        def cpu_s() -> float:
+            return sum(psutil.Process(child.pid).cpu_times()[:4]) + server.cpu_s()
+
+        began = wait(lambda: any(says in log.read_text(errors="replace") for log in folder.glob("*.log")))
+        before_s = cpu_s()
+        ended = wait(lambda: ended_rollouts(server) >= rollouts)
+        cpu_ms = (cpu_s() - before_s) * 1000 / rollouts
+    page = send("GET", f"{server.url}/api/rollouts/terminal?after=0&limit={rollouts}", server.key)
+    states = {item["state"] for item in page["items"]}
+    if states != {"succeeded"}:
+        raise SystemExit(f"{server.name}: rollouts ended as {json.dumps(sorted(states))}.")
+    return Pace(rollouts / (ended - began), cpu_ms)
+
+
+def ended_rollouts(server: Server) -> int:
+    page = send("GET", f"{server.url}/api/rollouts/terminal?after=0&limit=1", server.key)
+    return int(page["total_terminal"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rollouts", type=int, default=100)
+    count = parser.parse_args().rollouts
+    theirs = {name: reference(count, poll_s) for name, poll_s in POLLS_S.items()}
+    ours = {name: agl(count, name) for name in ISOLATIONS}
+    named = {f"agentlightning 1.0.2, {name}": pace for name, pace in theirs.items()}
+    named |= {f"agl, isolation {name}": pace for name, pace in ours.items()}
+    rows = {name: (pace.per_s, pace.cpu_ms) for name, pace in named.items()}
+    table(["a script that does nothing", "rollouts/s", "CPU ms each"], rows)
+    shipped, fastest = next(iter(theirs.values())).per_s, max(pace.per_s for pace in theirs.values())
+    ratios = {name: pace.per_s / shipped for name, pace in ours.items()}
+    result = {"rollouts": count, **{name: asdict(pace) for name, pace in named.items()}, "ratio_to_shipped": ratios}
+    result |= {"ratio_to_fastest": {name: pace.per_s / fastest for name, pace in ours.items()}}
+    emit("runner", result, {"ratio": (LEAST_RATIO, min(ratios.values()) >= LEAST_RATIO)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the benchmarks share. Everything runs on this machine, over loopback, bounded in count and time."""
