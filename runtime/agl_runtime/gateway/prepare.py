@@ -20,11 +20,8 @@ class Prepared:
     changed_params: tuple[str, ...]
 
     def dump(self, model: str) -> bytes:
-        """What is sent to a server of the model `model`. Raises CallRefused."""
-        try:
-            return orjson.dumps({**self.body, "model": model})
-        except orjson.JSONEncodeError as error:
-            raise CallRefused("The request is nested too deeply to be sent on.", http_status=400) from error
+        """What is sent to a server of the model `model`."""
+        return orjson.dumps({**self.body, "model": model})
 
 
 def prepare(request: ModelRequest, mode: Mode, config: Config) -> Prepared:

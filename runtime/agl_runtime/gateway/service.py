@@ -18,11 +18,12 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from json import JSONDecodeError
 
-import orjson
 from starlette.responses import Response
 
 from agl_runtime.config import Config
+from agl_runtime.gateway import bodies
 from agl_runtime.gateway.attempts import Attempt, Attempts, Call
 from agl_runtime.gateway.capture import StreamAssembler, is_terminal, read_answer
 from agl_runtime.gateway.dialects import Dialect
@@ -203,9 +204,9 @@ class CallService:
 def _load(raw: bytes) -> Json:
     """The request's JSON object. Raises CallRefused."""
     try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise CallRefused("The request's body is not valid JSON.", http_status=400) from error
+        body = bodies.load(raw)
+    except JSONDecodeError as error:
+        raise CallRefused(f"The request's body cannot be read as JSON: {error.msg}.", http_status=400) from error
     if not isinstance(body, dict):
         raise CallRefused("The request's body must be a JSON object.", http_status=400)
     return body

@@ -7,7 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import openai
+import orjson
+import pytest
 
+from agl_runtime.errors import StoreError
 from agl_runtime.store.base import StoredCall
 from fakes.model_server import Answer, FakeModelServer, tool_call
 from fakes.running_gateway import RunningGateway
@@ -204,3 +207,37 @@ async def test_parents_are_known_again_after_a_restart(gateway: RunningGateway, 
     await gateway.http.post(url(gateway), json={**BODY, "messages": messages})
     first, second = await gateway.store.calls("r1")
     assert second.info.parent_id == first.info.call_id
+
+
+async def test_a_call_that_is_abandoned_before_it_runs_still_gets_its_end(
+    gateway: RunningGateway, model: FakeModelServer
+) -> None:
+    inside = gateway.gateway
+    dialect = inside.dialects["openai/v1/chat/completions"]
+    await inside.calls.open("r1", "0", "train", dialect, orjson.dumps(BODY), {})
+    (call,) = inside.attempts.all_running()
+    await inside.attempts.close("r1")
+
+    async def has_ended() -> bool:
+        return call.exchange.ended
+
+    await until(has_ended)
+    assert call.exchange.status == 409
+    assert model.requests == []
+
+
+async def test_an_answer_that_cannot_be_recorded_is_not_given_out(
+    gateway: RunningGateway, model: FakeModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(_: object) -> None:
+        raise StoreError("The disk is full.", "Free some space.")
+
+    monkeypatch.setattr(gateway.store, "commit_call", full)
+    model.script = [Answer("precious")]
+    for stream in (False, True):
+        response = await gateway.http.post(url(gateway), json={**BODY, "stream": stream})
+        assert "The gateway failed to serve or to record this call." in response.text
+        assert '"finish_reason":"stop"' not in response.text
+        assert response.status_code == (200 if stream else 500)
+    _, packed, incomplete = await gateway.store.packed_calls("r1")
+    assert (packed, len(incomplete)) == ([], 2)

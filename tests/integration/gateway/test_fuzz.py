@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ bodies = st.dictionaries(fields, json_values, max_size=6) | st.fixed_dictionarie
 headers = st.dictionaries(st.just("x-stainless-retry-count"), st.sampled_from(["", "0", "1", "x", "-1"]), max_size=1)
 
 
+HEADERS = {"x-api-key": ADMIN_KEY, "content-type": "application/json"}
+
+
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A client of a gateway in a thread of its own, shared by all examples."""
@@ -59,7 +63,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     thread = threading.Thread(target=lambda: asyncio.run(serve(tmp_path_factory.mktemp("fuzz"))), daemon=True)
     thread.start()
     assert started.wait(20)
-    with httpx.Client(base_url=found[0], headers={"x-api-key": ADMIN_KEY}, timeout=30) as http:
+    with httpx.Client(base_url=found[0], headers=HEADERS, timeout=30) as http:
         yield http
     stop.set()
     thread.join(20)
@@ -103,3 +107,35 @@ def test_odd_numbers(agent: httpx.Client, number: str) -> None:
 @pytest.mark.parametrize("text", [r"\ud800", r"\u0000", "\x00", r"\ud83d\ude00", "\u2028", "\ufffe"])
 def test_odd_texts(agent: httpx.Client, text: str) -> None:
     check(agent.post("/chat/completions", content=f'{{"messages": [{{"role": "user", "content": "{text}"}}]}}'))
+
+
+ODD_VALUES = ["NaN", "-Infinity", r'"\ud800"', "[" * 300 + "]" * 300, "1" * 400, "{"]
+CONTROL = {
+    "/api/rollouts": '[{"input": VALUE}]',
+    "/api/rollouts/r1/attempt/0/events": '{"event_type": "reward", "data": {"value": VALUE}}',
+    "/api/parts": '{"part": "trainer", "pid": 1, "state": "x", "detail": {"a": VALUE}}',
+}
+
+
+@pytest.mark.parametrize("value", ODD_VALUES)
+@pytest.mark.parametrize("path", CONTROL)
+def test_what_could_not_be_told_again_is_refused_at_the_door(agent: httpx.Client, path: str, value: str) -> None:
+    url = agent.base_url.copy_with(path=path)
+    response = agent.post(url, content=CONTROL[path].replace("VALUE", value))
+    assert (response.status_code, response.json()["detail"][0]["type"]) == (422, "json_invalid")
+
+
+@SETTINGS
+@given(value=json_values)
+def test_any_json_is_kept_and_told_again(agent: httpx.Client, value: Any) -> None:
+    event = {"event_type": "note", "data": {"value": value}, "event_id": str(uuid.uuid4())}
+    posted = agent.post(agent.base_url.copy_with(path="/api/rollouts/r1/attempt/0/events"), content=orjson.dumps(event))
+    assert (posted.status_code, posted.json()["data"]) == (200, {"value": value})
+
+
+@pytest.mark.parametrize("tail", ["events", "events?format=triplet", "calls", "calls?format=json"])
+def test_whatever_was_taken_in_can_be_read(agent: httpx.Client, tail: str) -> None:
+    deep = "[" * 200 + "]" * 200
+    check(agent.post("/chat/completions", content=f'{{"messages": [{{"role": "user"}}], "metadata": {deep}}}'))
+    root = str(agent.base_url.copy_with(path="/api/rollouts/r1/"))
+    assert agent.get(root + tail).status_code == 200

@@ -68,11 +68,3 @@ def test_parameters_that_change_the_distribution_are_recorded_or_refused() -> No
         prepare(chat(top_p=0.5), "train", REFUSE)
     assert caught.value.http_status == 400
     assert prepare(chat(top_p=0.5), "val", REFUSE).body["top_p"] == 0.5
-
-
-def test_what_cannot_be_written_as_json_is_the_callers_mistake() -> None:
-    deep: Any = []
-    for _ in range(400):
-        deep = [deep]
-    with pytest.raises(CallRefused, match="nested too deeply to be sent on"):
-        prepare(chat(metadata=deep), "train", RECORD).dump("policy")

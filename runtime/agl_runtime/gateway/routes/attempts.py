@@ -7,12 +7,13 @@ import asyncio
 from fastapi import APIRouter, Request
 
 from agl_runtime.gateway.auth import agent_key
+from agl_runtime.gateway.bodies import StrictRoute
 from agl_runtime.gateway.routes.context import Patience, State
 from agl_runtime.gateway.state import Gateway
 from agl_runtime.schemas import ClaimRequest, Grant, LeaseRenewal, LeaseState, NextAttempt, Rollout
 
 LEASE_CHECK_S = 1.0
-router = APIRouter(prefix="/api", tags=["attempts"])
+router = APIRouter(prefix="/api", tags=["attempts"], route_class=StrictRoute)
 
 
 @router.post("/claims")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, cast
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 
 from agl_runtime.gateway.auth import Caller
 from agl_runtime.gateway.changes import Signal
@@ -20,6 +20,10 @@ def _caller(request: Request) -> Caller:
     return cast(Caller, request.state.caller)
 
 
+LONGEST_WAIT_S = 60.0
+# What a cursor or a limit, and a long-poll, may be.
+Count = Annotated[int, Query(ge=-(2**53), le=2**53)]
+Seconds = Annotated[float, Query(ge=0)]
 State = Annotated[Gateway, Depends(gateway_of)]
 Who = Annotated[Caller, Depends(_caller)]
 
@@ -28,7 +32,7 @@ class Patience:
     """How long a long-poll may still wait."""
 
     def __init__(self, wait_s: float) -> None:
-        self._until = time.monotonic() + wait_s
+        self._until = time.monotonic() + min(wait_s, LONGEST_WAIT_S)
 
     async def more(self, gateway: Gateway, signal: Signal, seen: int, at_most_s: float | None = None) -> bool:
         """Wait for `signal`; False when there is no time left or the gateway stops."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from agl_runtime.gateway.routes.context import State
+from agl_runtime.gateway.bodies import StrictRoute
+from agl_runtime.gateway.routes.context import LONGEST_WAIT_S, Seconds, State
 from agl_runtime.schemas import Model, PauseRequest, ProxyState
 
-router = APIRouter(tags=["models"])
+router = APIRouter(tags=["models"], route_class=StrictRoute)
 
 
 @router.post("/api/models", status_code=201)
@@ -44,6 +45,6 @@ async def resume(gateway: State) -> ProxyState:
 
 
 @router.get("/proxy/state")
-async def state(gateway: State, drained_wait: float = 0.0) -> ProxyState:
+async def state(gateway: State, drained_wait: Seconds = 0.0) -> ProxyState:
     """Waits up to `drained_wait` seconds for nothing to be in flight."""
-    return await gateway.hold.drained(min(drained_wait, 60.0))
+    return await gateway.hold.drained(min(drained_wait, LONGEST_WAIT_S))

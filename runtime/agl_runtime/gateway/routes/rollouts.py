@@ -10,7 +10,8 @@ import orjson
 from fastapi import APIRouter, Query, Response
 
 from agl_runtime import calls
-from agl_runtime.gateway.routes.context import Patience, State
+from agl_runtime.gateway.bodies import StrictRoute
+from agl_runtime.gateway.routes.context import Count, Patience, Seconds, State
 from agl_runtime.schemas import (
     ALLOWED_TRANSITIONS,
     TERMINAL_STATES,
@@ -25,7 +26,7 @@ from agl_runtime.schemas import (
 from agl_runtime.store.base import StoredCall
 
 BINARY = "application/x-msgpack"
-router = APIRouter(prefix="/api/rollouts", tags=["rollouts"])
+router = APIRouter(prefix="/api/rollouts", tags=["rollouts"], route_class=StrictRoute)
 
 
 @router.post("", status_code=201)
@@ -39,16 +40,16 @@ async def enqueue(body: list[RolloutCreate], gateway: State) -> list[Rollout]:
 
 @router.get("")
 async def list_by_state(
-    gateway: State, state_in: Annotated[list[RolloutState] | None, Query()] = None, limit: int = 500
+    gateway: State, state_in: Annotated[list[RolloutState] | None, Query()] = None, limit: Count = 500
 ) -> list[Rollout]:
     """In order of creation; of all states unless some are named."""
     return await gateway.store.list_rollouts(state_in or list(RolloutState), max(limit, 0))
 
 
 @router.get("/terminal")
-async def terminal(gateway: State, after: int = 0, limit: int = 1000, wait: float = 0.0) -> TerminalPage:
+async def terminal(gateway: State, after: Count = 0, limit: Count = 1000, wait: Seconds = 0.0) -> TerminalPage:
     """Finished rollouts in order of completion; waits up to `wait` seconds for the first after the cursor."""
-    patience = Patience(min(wait, 60.0))
+    patience = Patience(wait)
     while True:
         seen = gateway.rollouts_moved.count
         page = await gateway.store.terminal_page(max(after, 0), max(limit, 1))

@@ -10,13 +10,14 @@ from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
 
 from agl_runtime.gateway import metrics
-from agl_runtime.gateway.routes.context import State
+from agl_runtime.gateway.bodies import StrictRoute
+from agl_runtime.gateway.routes.context import Count, State
 from agl_runtime.gateway.state import Gateway
 from agl_runtime.schemas import CheckpointRecord, PartStatus
 
 SIGN_OF_LIFE_S = 15.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-router = APIRouter(tags=["upkeep"])
+router = APIRouter(tags=["upkeep"], route_class=StrictRoute)
 
 
 @router.get("/healthz")
@@ -77,7 +78,7 @@ async def checkpoints(gateway: State, run_id: str | None = None) -> list[Checkpo
 
 
 @router.get("/api/changes", response_class=StreamingResponse)
-async def changes(gateway: State, after: int = 0) -> StreamingResponse:
+async def changes(gateway: State, after: Count = 0) -> StreamingResponse:
     """Server-sent events, one `Change` each, from the first after `after` that is still kept."""
     return StreamingResponse(_lines(gateway, after), media_type="text/event-stream")
 
