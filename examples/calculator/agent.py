@@ -1,6 +1,6 @@
 """Answers a question of arithmetic with the help of a calculator.
 
-    python agent.py "What is 47 times 83?"
+python agent.py "What is 47 times 83?"
 """
 
 import ast
