@@ -28,7 +28,7 @@ from agl_runtime.controller.reward import check_reward
 from agl_runtime.controller.runners.command import TaskPlace, render, split_command
 from agl_runtime.controller.runners.environment import Installation, user_path
 from agl_runtime.controller.runners.isolation import choose_isolation, probe_isolation
-from agl_runtime.controller.runners.workspace import Repository
+from agl_runtime.controller.runners.workspace import Repository, own_files
 from agl_runtime.errors import AglError, ConfigError, PreconditionError, RewardError
 from agl_runtime.trainer import checks as trainer_checks
 from agl_runtime.trainer.data import Task, load_tasks
@@ -132,9 +132,20 @@ def workspace(project: Project) -> str:
             f"agent.workspace is worktree, but {project.root} is in no git repository.",
             "Run `git init` and commit, or set agent.workspace to copy.",
         )
-    if kind == "copy" and repository is None:
-        return "a copy of every file of the folder: it is in no git repository"
-    return {"empty": "empty", "copy": "a copy of the files that git tracks", "worktree": "a git worktree"}[kind]
+    if kind == "copy":
+        copied = own_files(project.root, repository)
+        for word in split_command(project.config.agent.command):
+            if (
+                (project.root / word).is_file()
+                and not Path(word).is_absolute()
+                and os.path.normpath(word) not in copied
+            ):
+                raise PreconditionError(
+                    f"agent.command names {word}, which git does not track, so no agent's workspace would hold it.",
+                    f"Run `git add {word}`.",
+                )
+        return f"a copy of the folder's {len(copied)} files"
+    return {"empty": "empty", "worktree": "a git worktree"}[kind]
 
 
 def isolation(project: Project) -> str:

@@ -108,6 +108,12 @@ def read_record(state_dir: Path) -> Record | None:
     return record if record is not None and record.holder.process() is not None else None
 
 
+def refuse_second(state_dir: Path) -> None:
+    """Raises PreconditionError when a command holds the project."""
+    if (record := read_record(state_dir)) is not None:
+        raise _held(record)
+
+
 def left_record(state_dir: Path) -> Record | None:
     """The record as it stands in the file, its holder alive or not."""
     try:

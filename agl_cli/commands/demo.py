@@ -89,6 +89,8 @@ def _show(path: Path, seed: int, project: Project, outcome: Outcome, *, as_json:
         resources = ("agent_cpu_s_total", "update_s_total")
         output.emit_json_line(found | {key: summary[key] for key in keys + resources})
         return
+    if summary["reason"]:
+        diagnostics.problem(summary["reason"])
     for row in MetricsTail(project.state_dir).read():
         if row.get("kind") == "step" and row.get("reward_mean") is not None:
             output.emit(f"step {row['step']:>3}  {bar(row['reward_mean']):<{BAR_WIDTH}}  {row['reward_mean']:.2f}")
@@ -97,4 +99,6 @@ def _show(path: Path, seed: int, project: Project, outcome: Outcome, *, as_json:
     output.emit(f"{summary['steps']} steps in {summary['train_seconds']:.0f} s, {summary['seconds']:.0f} s in all")
     if summary["checkpoint"]:
         output.emit(f"checkpoint: {summary['checkpoint']}")
-    diagnostics.note(f"Next: cd {path}; agl rollouts ls; agl eval. In your own agent's folder: agl init.")
+    if outcome.code == diagnostics.DONE:
+        agl = Path(sys.executable).with_name("agl")
+        diagnostics.note(f"Next: cd {path}; {agl} rollouts ls; {agl} eval. In your own agent's folder: {agl} init.")

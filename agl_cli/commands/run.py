@@ -117,6 +117,7 @@ async def _rollout(project: Project, task: Task, commands: Sequence[PartCommand]
             metadata=RolloutMetadata.model_validate({"task_id": task.task_id}),
             rollout_id=rollout_id,
         )
+        await session.wait(_served(session.client))
         await session.client.add_rollouts([create])
         try:
             await session.wait(_ended(session.client, rollout_id))
@@ -126,12 +127,26 @@ async def _rollout(project: Project, task: Task, commands: Sequence[PartCommand]
         return await recorded.fetch(session.client, rollout_id, project)
 
 
+async def _served(client: GatewayClient) -> None:
+    """Wait until calls are served, so that the agent's client need not wait for a model that loads."""
+    said = None
+    while waits := await _waits(client):
+        if waits != said:
+            diagnostics.note(f"waiting for {waits}")
+            said = waits
+        await asyncio.sleep(POLL_S)
+
+
+async def _waits(client: GatewayClient) -> str | None:
+    return next((part.waiting_for for part in await client.parts() if part.part == "gateway"), None)
+
+
 async def _ended(client: GatewayClient, rollout_id: str) -> None:
     """Wait until the rollout has ended, saying what it waits for."""
     said = None
     while (rollout := (await client.rollout(rollout_id)).rollout).status.state not in TERMINAL_STATES:
-        waits = [part.waiting_for for part in await client.parts() if part.part == "gateway" and part.waiting_for]
-        news = f"{rollout.status.state.value}, waiting for {waits[0]}" if waits else rollout.status.state.value
+        waits = await _waits(client)
+        news = f"{rollout.status.state.value}, waiting for {waits}" if waits else rollout.status.state.value
         if news != said:
             diagnostics.note(f"{rollout_id}: {news}")
             said = news

@@ -16,7 +16,7 @@ from agl_cli import checks, diagnostics, output, training
 from agl_cli.options import HERE, AsJson, ProjectDir, Settings
 from agl_cli.progress import pass_at_1
 from agl_cli.project import open_project
-from agl_cli.runstate import private_folder, read_record
+from agl_cli.runstate import private_folder, read_record, refuse_second
 from agl_runtime.config import Project
 from agl_runtime.part import GATEWAY_FILE
 
@@ -78,6 +78,7 @@ def _show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
 
 def _detach(project: Project, settings: Sequence[str]) -> None:
     """Start `agl up` in a session of its own and wait until it runs, or has ended."""
+    refuse_second(project.state_dir)
     log_file = private_folder(project.state_dir, "logs") / "up.log"
     words = [sys.executable, "-m", "agl_cli.main", "up", "--project", str(project.root)]
     words += [word for item in settings for word in ("--set", item)]

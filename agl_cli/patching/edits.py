@@ -77,26 +77,36 @@ def apply(root: Path, state_dir: Path, edits: Sequence[Edit]) -> None:
 
 
 def undo(root: Path, state_dir: Path) -> list[str]:
-    """Restore every file that `apply` touched; returns their paths. Raises ConfigError, and restores nothing, when one
-    was changed by hand since."""
+    """Restore every file that `apply` touched; returns their paths. A file that was new and has been edited since is
+    moved to `.agl/init/edited/`. Raises ConfigError, and restores nothing, when one of the user's own was changed."""
     entries = _manifest(state_dir)
     if not entries:
         raise ConfigError(f"Nothing to undo: `agl init` changed no file in {root}.", "Run `agl init` first.")
-    changed = [entry.path for entry in entries if _digest(root / entry.path) not in (entry.after, None)]
+    folder = (state_dir / MANIFEST).parent
+    changed = [entry.path for entry in entries if entry.backup and not _is_known(root, folder / entry.backup, entry)]
     if changed:
         raise ConfigError(
             f"Changed by hand since `agl init`: {', '.join(changed)}.",
-            "Move your changes aside, or delete those files, and run `agl init --undo` again.",
+            "Restore them with your version control, or take your changes out, and run `agl init --undo` again.",
         )
-    folder = (state_dir / MANIFEST).parent
     for entry in entries:
-        if entry.backup is None:
-            (root / entry.path).unlink(missing_ok=True)
-        else:
-            (root / entry.path).write_bytes((folder / entry.backup).read_bytes())
+        file = root / entry.path
+        if entry.backup is not None:
+            file.write_bytes((folder / entry.backup).read_bytes())
             (folder / entry.backup).unlink()
+        elif _digest(file) == entry.after:
+            file.unlink()
+        elif file.exists():
+            kept = folder / "edited" / entry.path
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(kept)
     (state_dir / MANIFEST).unlink()
     return [entry.path for entry in entries]
+
+
+def _is_known(root: Path, backup: Path, entry: _Entry) -> bool:
+    """Whether the user's file is as `apply` left it, as it was before, or gone."""
+    return _digest(root / entry.path) in (entry.after, _digest(backup), None)
 
 
 def _manifest(state_dir: Path) -> list[_Entry]:

@@ -19,8 +19,11 @@ def agl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
-    """The demo's folder and what it printed; one run serves all tests of this file."""
+    """The demo's folder and what it printed; one run serves all tests of this file. As in a clone of agl, the folder
+    lies within a git repository that ignores it."""
     root = tmp_path_factory.mktemp("demo")
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    (root / ".gitignore").write_text("/here/\n", encoding="utf-8")
     done = agl("demo", "here", "--seed", "0", "--json", cwd=root)
     assert done.returncode == 0, done.stderr
     return root / "here", json.loads(done.stdout.splitlines()[-1])

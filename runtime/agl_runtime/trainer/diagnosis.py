@@ -19,6 +19,8 @@ def _why(ended: Sequence[Ended], skipped: Sequence[str]) -> str:
     rewards = [item.reward for item in ended if item.reward is not None]
     if not rewards:
         return _all_failed(ended)
+    if all(item.error for item in ended):
+        return _all_failed(ended)
     if not any(item.calls.calls for item in ended):
         return (
             "No agent made a model call through the gateway. Check with `agl run` that the agent takes its "
@@ -38,7 +40,7 @@ def _why(ended: Sequence[Ended], skipped: Sequence[str]) -> str:
 def _all_failed(ended: Sequence[Ended]) -> str:
     errors = Counter(item.error or "no reason given" for item in ended)
     return (
-        f"Every rollout ended without a reward, most often because: {errors.most_common(1)[0][0].rstrip('.')}. "
+        f"Every rollout failed, most often because: {errors.most_common(1)[0][0].rstrip('.')}. "
         "Look at `agl logs controller` and at one rollout with `agl rollouts show ID`."
     )
 

@@ -60,6 +60,14 @@ async def test_without_git_a_copy_leaves_out_state_environments_and_caches(tmp_p
     assert await listed(project) == {"agent.py", "agl.yaml", "lib/a.py", ".env"}
 
 
+async def test_a_project_of_which_git_tracks_nothing_is_copied_whole(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "repo" / "results", {"agent.py": LIST, "lib/a.py": ""})
+    git(tmp_path / "repo", "init", "-q")
+    assert await listed(project) == {"agent.py", "agl.yaml", "lib/a.py"}
+    (tmp_path / "repo" / ".gitignore").write_text("results/\n")
+    assert await listed(project) == {"agent.py", "agl.yaml", "lib/a.py"}
+
+
 async def test_a_copy_leaves_out_the_policys_weights_and_what_is_no_file(tmp_path: Path) -> None:
     files = {"agent.py": LIST, "models/policy/model.safetensors": "", "models/notes": ""}
     os.mkfifo(tmp_path / "pipe")

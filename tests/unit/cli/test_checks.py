@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import stat
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,7 +41,24 @@ def setting(text: str) -> Callable[[Path], None]:
     return spoil
 
 
+def forget(name: str) -> Callable[[Path], None]:
+    """The project in a git repository that tracks all but this file."""
+
+    def spoil(root: Path) -> None:
+        subprocess.run(["git", "init", "-q", root], check=True)
+        subprocess.run(["git", "-C", root, "add", "."], check=True)
+        subprocess.run(["git", "-C", root, "rm", "-q", "--cached", name], check=True)
+
+    return spoil
+
+
 BAD_INPUT = {
+    "a script that git does not track": (
+        forget("agent.py"),
+        3,
+        "agent.command names agent.py, which git does not track",
+        "Run `git add agent.py`.",
+    ),
     "an unknown section": (setting("modle: {path: x}\n"), 2, "unknown setting `modle`; did you mean `model`?", ""),
     "no YAML": (rewrite("agl.yaml", "agent: ["), 2, "is not valid YAML", "Correct the file."),
     "no agl.yaml": (rewrite("agl.yaml", None), 2, "No agl.yaml in", "Run `agl init`"),

@@ -51,6 +51,9 @@ def test_it_writes_a_project_that_loads_and_a_reward_that_judges(root: Path) -> 
     reward = scope["reward"]
     assert reward({"answer": 4}, {"stdout": "thinking\nThe answer is 4\n"}) == 1.0  # type: ignore[operator]
     assert reward({"answer": 4}, {"stdout": "The answer is 14\n"}) == 0.0  # type: ignore[operator]
+    assert reward({"answer": 4}, {"stdout": "The answer is 4.0."}) == 1.0  # type: ignore[operator]
+    assert reward({"answer": "New York"}, {"stdout": "It is **new york**!"}) == 1.0  # type: ignore[operator]
+    assert reward({"answer": -4}, {"stdout": "4"}) == 0.0  # type: ignore[operator]
     assert reward({"answer": 4}, {"stdout": ""}) == 0.0  # type: ignore[operator]
 
 

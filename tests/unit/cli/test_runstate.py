@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,6 +31,37 @@ def test_the_holder_is_on_record_while_it_holds(tmp_path: Path) -> None:
         assert record is not None
         assert (record.command, record.holder.pid, list(record.parts)) == ("up", os.getpid(), ["gateway"])
     assert read_record(tmp_path) is None
+
+
+def unwritable(folder: Path) -> str:
+    folder.chmod(0o500)
+    return "Permission denied"
+
+
+def full(folder: Path) -> str:
+    (folder / ".agl" / "run").mkdir(parents=True)
+    (folder / ".agl" / "run" / "up.new").symlink_to("/dev/full")
+    return "No space left on device"
+
+
+def a_file(folder: Path) -> str:
+    (folder / ".agl").write_text("")
+    return "File exists"
+
+
+NOT_AS_ROOT = pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")
+
+
+@pytest.mark.parametrize("spoil", [pytest.param(unwritable, marks=NOT_AS_ROOT), full, a_file])
+def test_a_state_folder_that_cannot_be_written_is_named_with_the_remedy(
+    tmp_path: Path, spoil: Callable[[Path], str]
+) -> None:
+    reason = spoil(tmp_path)
+    message = rf"^{tmp_path}/\.agl cannot be written: {reason}\. Make it writable for you, with free disk space"
+    with pytest.raises(PreconditionError, match=message), RunLock(tmp_path / ".agl", "up"):
+        pass
+    with pytest.raises(PreconditionError, match=message), RunLock(tmp_path / ".agl", "up"):  # and is not left locked
+        pass
 
 
 def test_a_second_command_is_refused_and_names_the_first(tmp_path: Path) -> None:

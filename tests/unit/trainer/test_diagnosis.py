@@ -16,7 +16,11 @@ CASES = [
     ([make_ended(reward=0.0, calls=0)] * 4, "No agent made a model call through the gateway.*agl init"),
     (
         [make_ended(reward=None, error="python3 is not there.")] * 3 + [make_ended(reward=None)],
-        "Every rollout ended without a reward, most often because: python3 is not there. Look at `agl logs",
+        "Every rollout failed, most often because: python3 is not there. Look at `agl logs",
+    ),
+    (
+        [make_ended(reward=0.0, calls=0, error="The agent ended with exit code 2.")] * 4,
+        "Every rollout failed, most often because: The agent ended with exit code 2. Look at",
     ),
     (
         [make_ended(reward=0.0)] * 2 + [make_ended(reward=1.0)] * 2,

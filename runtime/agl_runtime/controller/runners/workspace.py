@@ -124,9 +124,14 @@ def make(
         return repository.add_worktree(folder.workspace)
     folder.workspace.mkdir()
     if kind == "copy":
-        names = repository.tracked() if repository else untracked_files(project)
-        _copy(project, names, folder.workspace, withheld)
+        _copy(project, own_files(project, repository), folder.workspace, withheld)
     return folder.workspace
+
+
+def own_files(project: Path, repository: Repository | None) -> list[str]:
+    """What git tracks of the project; every file where it tracks none, as in a folder that it ignores."""
+    tracked = repository.tracked() if repository else []
+    return tracked or list(untracked_files(project))
 
 
 def untracked_files(project: Path) -> Iterator[str]:

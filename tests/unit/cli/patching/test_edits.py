@@ -36,11 +36,26 @@ def test_a_second_apply_keeps_the_first_original(root: Path) -> None:
 
 def test_undo_refuses_a_file_changed_by_hand_and_restores_nothing(root: Path) -> None:
     apply(root, root / ".agl", EDITS)
-    (root / "agl.yaml").write_bytes(b"mine\n")
-    with pytest.raises(ConfigError, match=r"Changed by hand since `agl init`: agl\.yaml"):
+    (root / "src/a.py").write_bytes(b"mine\n")
+    with pytest.raises(ConfigError, match=r"Changed by hand since `agl init`: src/a\.py"):
         undo(root, root / ".agl")
-    assert (root / "src/a.py").read_bytes() == b"a = 2\n"
-    assert (root / "agl.yaml").read_bytes() == b"mine\n"
+    assert (root / "src/a.py").read_bytes() == b"mine\n"
+    assert (root / "agl.yaml").exists()
+
+
+def test_undo_takes_a_file_that_was_restored_by_other_means(root: Path) -> None:
+    apply(root, root / ".agl", EDITS)
+    (root / "src/a.py").write_bytes(BEFORE)
+    undo(root, root / ".agl")
+    assert (root / "src/a.py").read_bytes() == BEFORE
+
+
+def test_undo_keeps_what_was_edited_in_a_new_file_out_of_the_way(root: Path) -> None:
+    apply(root, root / ".agl", EDITS)
+    (root / "agl.yaml").write_bytes(b"mine\n")
+    undo(root, root / ".agl")
+    assert not (root / "agl.yaml").exists()
+    assert (root / ".agl/init/edited/agl.yaml").read_bytes() == b"mine\n"
 
 
 def test_undo_without_an_init_says_so(root: Path) -> None:
