@@ -32,9 +32,9 @@ pip="$VENV/bin/python -m pip --disable-pip-version-check"
 $pip install --quiet --upgrade "pip>=25.1"
 if [ -z "$site" ]; then
     if [ -n "$TORCH_INDEX" ]; then
-        $pip install --quiet --constraint constraints.txt --index-url "$TORCH_INDEX" torch
+        $pip install --constraint constraints.txt --index-url "$TORCH_INDEX" torch
     else
-        $pip install --quiet --constraint constraints.txt torch
+        $pip install --constraint constraints.txt torch
     fi
     $pip install --quiet --constraint constraints.txt --editable ".[demo]" --group test --group lint --group build
 else
