@@ -24,11 +24,13 @@ from statistics import fmean, stdev
 from types import ModuleType
 from typing import Any
 
+import aiohttp
 from bench_schedule import Agents, gateway, train
 from demo_policy import EXAMPLE, answer, example
 from openai import APIStatusError, AsyncOpenAI
 
-from agl_runtime.config import load_project
+from agl_runtime.client import GatewayClient
+from agl_runtime.config import Project, load_project
 from agl_runtime.schemas import Grant
 from agl_runtime.trainer.modes import make_backend
 
@@ -38,7 +40,7 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365
 
 @dataclass(frozen=True)
 class Calculators(Agents):
-    openai: AsyncOpenAI = field(default_factory=lambda: AsyncOpenAI(api_key="none", max_retries=0))
+    openai: AsyncOpenAI = field(kw_only=True)
     agent: ModuleType = field(default_factory=lambda: example("agent"))
     reward: ModuleType = field(default_factory=lambda: example("reward"))
 
@@ -54,6 +56,15 @@ class Calculators(Agents):
         return float(self.reward.reward(task, {"stdout": said}))
 
 
+async def learn(project: Project, seed: int) -> list[dict[str, Any]]:
+    async with AsyncOpenAI(api_key="none", max_retries=0) as openai:
+
+        def runner(client: GatewayClient, http: aiohttp.ClientSession) -> Calculators:
+            return Calculators(client, http, seed, PAUSE_SCALE, openai=openai)
+
+        return await train(project, make_backend, runner)
+
+
 def run(seed: int, active: int, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "calculator"
@@ -67,9 +78,7 @@ def run(seed: int, active: int, steps: int) -> dict[str, Any]:
         }
         project = load_project(root, overrides=chosen, environ={})
         with gateway(project):
-            lines = asyncio.run(
-                train(project, make_backend, lambda client, http: Calculators(client, http, seed, PAUSE_SCALE))
-            )
+            lines = asyncio.run(learn(project, seed))
         summary = json.loads((project.state_dir / "summary.json").read_text())
     updates = [line for line in lines if line["kind"] == "step"]
     return {

@@ -17,8 +17,6 @@ def no_signal(ended: Sequence[Ended], skipped: Sequence[str]) -> str:
 
 def _why(ended: Sequence[Ended], skipped: Sequence[str]) -> str:
     rewards = [item.reward for item in ended if item.reward is not None]
-    if not rewards:
-        return _all_failed(ended)
     if all(item.error for item in ended):
         return _all_failed(ended)
     if not any(item.calls.calls for item in ended):

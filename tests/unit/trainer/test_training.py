@@ -185,7 +185,10 @@ async def test_a_group_without_spread_costs_no_compute_and_changes_no_others_wei
         (End(0.0), "too hard"),
         (End(1.0), "too easy"),
         (End(0.0, calls=0), "No agent made a model call"),
-        (End(None, "the reward function raised"), "without a reward, most often because: the reward function raised"),
+        (
+            End(None, "the reward function raised"),
+            "Every rollout failed, most often because: the reward function raised",
+        ),
     ],
 )
 async def test_a_run_without_signal_ends_with_the_cause_and_the_remedy(end: End, cause: str) -> None:
