@@ -16,7 +16,7 @@ from agl_runtime.calls import Ids, LogProbs, VersionSpan
 from agl_runtime.gateway.internal import Answer, Json, ServerFailed
 from agl_runtime.schemas import PolicyVersion
 
-ID_LIMIT = 2**31
+ID_LIMIT = 2**31  # of token ids, and of the numbers in a version
 NO_IDS: Ids = np.empty(0, np.int32)
 # Texts that a stream says once, or again in every chunk; all others come in pieces.
 _SAID_WHOLE = frozenset({"role", "id", "type"})
@@ -49,7 +49,11 @@ def read_partial(response: Json) -> Answer:
 
 
 def _is_choice(choice: Any) -> bool:
-    return isinstance(choice, dict) and (isinstance(choice.get("message"), dict) or isinstance(choice.get("text"), str))
+    return _is_row(choice) and (choice.get("message") is not None or isinstance(choice.get("text"), str))
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("message"), dict | None)
 
 
 def _tool_call_ids(message: Json) -> Iterable[str]:
@@ -77,8 +81,16 @@ def read_logprobs(value: Any) -> LogProbs:
         items = [item.get("logprob") if isinstance(item, dict) else None for item in items]
     else:
         items = value.get("token_logprobs")
-    numbers = [x if isinstance(x, int | float) else np.nan for x in items] if isinstance(items, list) else []
-    return np.array(numbers, dtype=np.float64).astype(np.float32)
+    numbers = [_number(item) for item in items] if isinstance(items, list) else []
+    with np.errstate(over="ignore"):  # what is beyond a float32 becomes infinite
+        return np.array(numbers, dtype=np.float64).astype(np.float32)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, int | float) else np.nan
+    except OverflowError:
+        return np.nan
 
 
 def read_spans(value: Any, sampled: int) -> tuple[VersionSpan, ...] | None:
@@ -87,11 +99,17 @@ def read_spans(value: Any, sampled: int) -> tuple[VersionSpan, ...] | None:
         return None
     try:
         spans = tuple(VersionSpan(row["start"], row["end"], PolicyVersion.parse(row["version"])) for row in value)
+        if not all(_is_count(number) for span in spans for number in (span.start, span.end, *span.version)):
+            return ()
         edges = [0, *(span.end for span in spans)]
         whole = [span.start for span in spans] == edges[:-1] and edges[-1] == sampled and edges == sorted(edges)
     except (TypeError, KeyError, ValueError, AttributeError):
         return ()
     return spans if whole else ()
+
+
+def _is_count(number: Any) -> bool:
+    return type(number) is int and 0 <= number < ID_LIMIT
 
 
 class StreamAssembler:
@@ -104,7 +122,7 @@ class StreamAssembler:
     def feed(self, chunk: Json) -> None:
         """Raises ServerFailed for a chunk that has no list of choices."""
         rows = chunk.get("choices")
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
             raise ServerFailed("The model server's stream holds no choices.", status=200)
         for key, value in chunk.items():
             if key != "choices" and value is not None:
@@ -167,7 +185,7 @@ def _add_item(items: list[Any], item: Any) -> None:
 def _finished(choice: Json) -> Json:
     """The choice without what only a stream needs: the indexes of its tool calls."""
     message = choice.get("message", {})
-    if not message.get("tool_calls"):
+    if not isinstance(message.get("tool_calls"), list):
         return choice
     calls = [
         {k: v for k, v in call.items() if k != "index"} for call in message["tool_calls"] if isinstance(call, dict)

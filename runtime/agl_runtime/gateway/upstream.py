@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from agl_runtime.gateway.bodies import is_tellable
 from agl_runtime.gateway.internal import CallRefused, Json, Operation, ServerFailed
 from agl_runtime.gateway.registry import Registry
 from agl_runtime.schemas import Model
@@ -143,14 +144,17 @@ def refusal_for(error: ServerFailed) -> CallRefused:
 
 
 def decode(data: bytes) -> Any:
-    """JSON as model servers write it, with NaN and Infinity. Raises ServerFailed."""
+    """JSON as model servers write it, with NaN and Infinity. Raises ServerFailed, also for what cannot be recorded."""
     try:
-        return orjson.loads(data)
+        value = orjson.loads(data)
     except orjson.JSONDecodeError:
         try:
-            return json.loads(data)
+            value = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ServerFailed("The model server's answer is no JSON.", status=200) from error
+    if not is_tellable(value):
+        raise ServerFailed("The model server's answer holds what cannot be told again.", status=200)
+    return value
 
 
 def _may_retry(error: ServerFailed) -> bool:

@@ -22,6 +22,11 @@ Message = dict[str, Any]
 
 # How chat templates ask whether a call's arguments come as text or parsed.
 _TAKES_TEXT = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")
+# Whatever a template may do with a message that it does not expect.
+_TEMPLATE_ERRORS = (
+    *(TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError),
+    *(TypeError, ValueError),
+)
 
 
 class Codec:
@@ -44,7 +49,7 @@ class Codec:
                 tokenize=False,
                 **template,
             )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except _TEMPLATE_ERRORS as error:
             raise RequestRefused(f"The chat template refuses these messages: {error}.", param="messages") from error
         return self.encode(str(text), special=False)
 

@@ -39,6 +39,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
 }
+# An agent's own template could say anything and take for ever.
+_NOT_FOR_TEMPLATES = frozenset({"chat_template", "conversation", "tokenize", "tokenizer_kwargs", "return_tensors"})
+_TOKEN_CHARACTERS = 64  # hardly any token is longer, and none of those follow each other through a whole context
 _LEAST_TEMPERATURE = 0.01
 _MOST_CHOICES = 128
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -112,7 +115,13 @@ class Order:
 
 def read_chat(body: Any, codec: Codec, limits: Limits) -> Order:
     """Raises RequestRefused."""
+    if isinstance(body, dict):
+        _check_size(_characters([body.get("messages"), body.get("tools")]), limits)
     parsed = _validated(_ChatBody, body)
+    if named := _NOT_FOR_TEMPLATES & parsed.chat_template_kwargs.keys():
+        raise RequestRefused(
+            f"chat_template_kwargs cannot hold {', '.join(sorted(named))}.", param="chat_template_kwargs"
+        )
     if parsed.top_logprobs and not parsed.logprobs:
         raise RequestRefused("top_logprobs needs logprobs to be true.", param="top_logprobs")
     tools = _tools(parsed)
@@ -131,6 +140,12 @@ def read_chat(body: Any, codec: Codec, limits: Limits) -> Order:
 
 def read_completion(body: Any, codec: Codec, limits: Limits) -> Order:
     """Raises RequestRefused."""
+    given = body.get("prompt") if isinstance(body, dict) else None
+    for piece in [given, *given] if isinstance(given, list) else [given]:
+        if isinstance(piece, str):
+            _check_size(len(piece), limits)
+        elif isinstance(piece, list) and len(piece) >= limits.context:
+            raise _too_long(limits.context, str(len(piece)))
     parsed = _validated(_CompletionBody, body)
     prompt = parsed.prompt
     items: Sequence[Any] = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
@@ -192,12 +207,36 @@ def _room(prompt_tokens: int, context: int) -> int:
     if not prompt_tokens:
         raise RequestRefused("The prompt is empty.", param="prompt")
     if prompt_tokens >= context:
-        raise RequestRefused(
-            f"This model's maximum context length is {context} tokens; the prompt has {prompt_tokens}.",
-            "Shorten it.",
-            code="context_length_exceeded",
-        )
+        raise _too_long(context, str(prompt_tokens))
     return context - prompt_tokens
+
+
+def _too_long(context: int, tokens: str) -> RequestRefused:
+    return RequestRefused(
+        f"This model's maximum context length is {context} tokens; the prompt has {tokens}.",
+        "Shorten it.",
+        code="context_length_exceeded",
+    )
+
+
+def _check_size(characters: int, limits: Limits) -> None:
+    """Refuses what cannot fit before any of it is encoded, which would take long and much memory."""
+    if characters > limits.context * _TOKEN_CHARACTERS:
+        raise _too_long(limits.context, "many more")
+
+
+def _characters(value: Any) -> int:
+    """Of all texts within; not by recursion, as JSON may be nested deeper than that goes."""
+    left, characters = [value], 0
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            characters += len(item)
+        elif isinstance(item, dict):
+            left += [*item, *item.values()]
+        elif isinstance(item, list):
+            left += item
+    return characters
 
 
 B = TypeVar("B", bound=_Body)
@@ -251,7 +290,7 @@ def _tools(parsed: _ChatBody) -> list[dict[str, Any]]:
 def _message(index: int, message: Mapping[str, Any]) -> Message:
     """The message as chat templates take it: content is text, tool calls are functions."""
     where = f"messages[{index}]"
-    if message.get("role") not in _ROLES:
+    if not isinstance(message.get("role"), str) or message["role"] not in _ROLES:
         raise RequestRefused(f"{where}.role must be one of {', '.join(_ROLES)}.", param="messages")
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list) or not all(_is_call(call) for call in calls):

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from agl_runtime.trainer.backends.embedded.codec import Codec
 from agl_runtime.trainer.backends.embedded.refusal import RequestRefused
@@ -198,3 +201,74 @@ def test_a_prompt_without_known_tokens_is_refused(codec: Codec, prompt: Any) -> 
 def test_a_body_that_is_no_object_is_refused(codec: Codec, body: Any) -> None:
     with pytest.raises(RequestRefused, match="must be a JSON object"):
         read_chat(body, codec, LIMITS)
+
+
+odd = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "user", "tool", "text", "function", "{}"])
+shapes = st.recursive(
+    odd,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "text", "function", "name", "arguments", "role", "content"]), inner, max_size=4
+        )
+    ),
+    max_leaves=8,
+)
+odd_messages = st.lists(
+    st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "name", "tool_call_id"]), shapes)
+    | st.fixed_dictionaries({"role": st.just("assistant")}, optional={"content": shapes, "tool_calls": shapes})
+    | shapes,
+    max_size=3,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(messages=odd_messages, extra=st.dictionaries(st.sampled_from(["tools", "tool_choice", "stop"]), shapes))
+def test_any_shape_of_messages_is_read_or_refused(codec: Codec, messages: Any, extra: dict[str, Any]) -> None:
+    with contextlib.suppress(RequestRefused):
+        read_chat({"model": "policy", "messages": messages, **extra}, codec, LIMITS)
+
+
+@pytest.mark.parametrize("role", [["a"], {}, 7, None, "nobody"])
+def test_a_role_that_is_none_is_named(codec: Codec, role: Any) -> None:
+    assert "messages[0].role must be one of" in refusal(codec, [{"role": role, "content": "x"}]).what
+
+
+def test_an_agent_brings_no_template_of_its_own(codec: Codec) -> None:
+    refused = refusal(codec, chat_template_kwargs={"chat_template": "{{ 1 }}"})
+    assert refused.what == "chat_template_kwargs cannot hold chat_template."
+
+
+def test_messages_nested_deeper_than_a_template_can_write_are_refused(codec: Codec) -> None:
+    deep: Any = "x"
+    for _ in range(900):
+        deep = [deep]
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    assert "The chat template refuses these messages" in refusal(codec, tools=[tool]).what
+
+
+class Unused(Codec):
+    """A codec that must not be asked."""
+
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "x" * 10_000}]},
+        {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f", "x": ["y" * 10_000]}}]},
+    ],
+)
+def test_a_conversation_that_cannot_fit_is_refused_unread(body: Any) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        read_chat({"model": "policy", **body}, Unused(), LIMITS)
+    assert (caught.value.code, caught.value.status) == ("context_length_exceeded", 400)
+
+
+@pytest.mark.parametrize("prompt", ["x" * 10_000, ["a", "x" * 10_000], [1] * 10_000, [[1], [1] * 10_000]])
+def test_a_prompt_that_cannot_fit_is_refused_unread(prompt: Any) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        read_completion({"model": "policy", "prompt": prompt}, Unused(), LIMITS)
+    assert caught.value.code == "context_length_exceeded"
