@@ -73,13 +73,18 @@ def decide(facts: Facts) -> Action:
     """The next action on a rollout whose agent could not be started, or has ended."""
     fault = facts.start_error or _record_fault(facts) or facts.reward_error
     if fault is not None:
-        if facts.hopeless or facts.tries >= facts.max_tries:
-            return Finish(RolloutState.FAILED, fault)
-        return Retry(min(FIRST_PAUSE_S * 2.0 ** (facts.tries - 1), LONGEST_PAUSE_S), fault)
+        return follow_fault(fault, facts.tries, 0 if facts.hopeless else facts.max_tries)
     if facts.wants_reward and not facts.has_reward:
         return Score()
     failure = _agent_failure(facts)
     return Finish(RolloutState.FAILED if failure else RolloutState.SUCCEEDED, failure)
+
+
+def follow_fault(fault: str, tries: int, max_tries: int) -> Finish | Retry:
+    """What follows a failure of the infrastructure."""
+    if tries >= max_tries:
+        return Finish(RolloutState.FAILED, fault)
+    return Retry(min(FIRST_PAUSE_S * 2.0 ** (tries - 1), LONGEST_PAUSE_S), fault)
 
 
 def _record_fault(facts: Facts) -> str | None:
@@ -99,6 +104,11 @@ def _agent_failure(facts: Facts) -> str | None:
     if facts.exit.signal is not None:
         return f"The agent was ended by {signal_name(facts.exit.signal)}."
     return f"The agent ended with exit code {facts.exit.exit_code}."
+
+
+def readable(text: str) -> str:
+    """The text with half characters, which cannot be sent, written as escapes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def signal_name(number: int) -> str:

@@ -16,7 +16,7 @@ import os
 
 from agl_runtime.client import GatewayClient
 from agl_runtime.controller.attempt import Attempts, HeldClock, Settings
-from agl_runtime.controller.decide import Finish, free_slots
+from agl_runtime.controller.decide import Finish, Retry, follow_fault, free_slots, readable
 from agl_runtime.controller.reward import RewardFunction
 from agl_runtime.controller.runners.base import Runner
 from agl_runtime.errors import ConflictError, GatewayError, KeyRefusedError, NotFoundError
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 CLAIM_WAIT_S = 30.0
 REPORT_S = 1.0
 REPORT_PAUSE_S = 0.2
+FINAL = (NotFoundError, ConflictError, KeyRefusedError)  # no other attempt can help
 
 
 class Controller:
@@ -101,10 +102,22 @@ class Controller:
             log.exception("rollout %s", rollout_id)
             await self._finish(rollout_id, Finish(RolloutState.FAILED, f"The controller could not go on: {error}"))
 
+    async def _try(self, grant: Grant, tries: int) -> Finish | Retry:
+        """An unexpected fault, as of the disk or of the gateway's answer, fails this attempt only. Raises GatewayError
+        when the rollout is ours no more, or the gateway is silent or refuses the key."""
+        try:
+            return await self._attempts.carry_out(grant, tries)
+        except Exception as error:
+            if isinstance(error, GatewayError) and (error.status is None or isinstance(error, FINAL)):
+                raise
+            log.exception("rollout %s, attempt %s", grant.rollout.rollout_id, grant.attempt_id)
+            fault = f"The controller could not go on: {error}"
+            return follow_fault(fault, tries, self._settings.attempts)
+
     async def _bring_to_end(self, grant: Grant) -> None:
         rollout_id = grant.rollout.rollout_id
         for tries in itertools.count(1):
-            action = await self._attempts.carry_out(grant, tries)
+            action = await self._try(grant, tries)
             if isinstance(action, Finish):
                 return await self._finish(rollout_id, action)
             log.warning("rollout %s, attempt %s: %s", rollout_id, grant.attempt_id, action.reason)
@@ -113,10 +126,11 @@ class Controller:
             grant = await self._client.next_attempt(rollout_id, request)
 
     async def _finish(self, rollout_id: str, action: Finish) -> None:
-        await self._client.finish(rollout_id, action.state, action.error_message)
+        message = None if action.error_message is None else readable(action.error_message)
+        await self._client.finish(rollout_id, action.state, message)
         self._finished += 1
         self._failed += action.state is RolloutState.FAILED
-        log.info("rollout %s %s. %s", rollout_id, action.state, action.error_message or "")
+        log.info("rollout %s %s. %s", rollout_id, action.state, message or "")
 
     async def _keep_leases(self) -> None:
         while True:

@@ -13,13 +13,14 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agl_runtime.config import Project
 from agl_runtime.controller import reward_child
+from agl_runtime.controller.decide import readable
 from agl_runtime.controller.runners.base import AgentRun
 from agl_runtime.controller.runners.environment import TREE_VARIABLE, Installation, user_path
 from agl_runtime.controller.runners.tree import Command, Ended, Tree
@@ -29,6 +30,8 @@ KEEP_BYTES = 64 * 1024
 HIDDEN = frozenset({"PYTHONPATH", "PYTHONHOME"})
 HIDDEN_PREFIX = "AGL_"
 TAIL = 500
+MOST_CHARS = 2000
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,7 @@ class RewardFunction:
 
     async def check(self) -> None:
         """Import the file and find the function, without calling it. Raises RewardError."""
-        answer = await self._ask({})
-        self._parameters = frozenset(answer["parameters"])
+        self._parameters = await self._ask({}, lambda answer: frozenset(map(str, answer["parameters"])))
 
     @property
     def wants_events(self) -> bool:
@@ -82,10 +84,10 @@ class RewardFunction:
             "output": {"stdout": run.stdout.text, "stderr": run.stderr.text},
             "events": list(events),
         }
-        answer = await self._ask({"arguments": arguments})
-        return Reward(answer["reward"], answer["parts"])
+        return await self._ask({"arguments": arguments}, _reward)
 
-    async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def _ask(self, request: Mapping[str, Any], read: Callable[[Any], Answer]) -> Answer:
+        """Raises RewardError, also where `read` finds the answer of another shape: the function can write it too."""
         self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="reward-", dir=self._state_dir) as folder:
             notes = Path(folder)
@@ -97,12 +99,15 @@ class RewardFunction:
             env = {**self._env, TREE_VARIABLE: mark}
             ended = await self._run(Command(argv, env, self._root, notes, KEEP_BYTES))
             try:
-                answer = dict(json.loads(answered.read_text(encoding="utf-8")))
-            except (OSError, ValueError) as error:
+                answer = json.loads(answered.read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError) as error:
                 raise self._error(f"its process ended without an answer: {_last_words(ended)}") from error
-        if "error" in answer:
-            raise self._error(answer["error"])
-        return answer
+        if isinstance(answer, dict) and "error" in answer:
+            raise self._error(readable(str(answer["error"])[:MOST_CHARS]))
+        try:
+            return read(answer)
+        except (TypeError, KeyError, AttributeError, OverflowError, reward_child.Refused) as error:
+            raise self._error(f"its process ended with an answer of another shape: {_last_words(ended)}") from error
 
     async def _run(self, command: Command) -> Ended:
         tree = Tree(command)
@@ -129,6 +134,11 @@ class RewardFunction:
 def check_reward(project: Project) -> None:
     """Import the project's reward function once, in a process of its own. Blocks. Raises RewardError."""
     asyncio.run(RewardFunction(project).check())
+
+
+def _reward(answer: Any) -> Reward:
+    parts = {readable(name): reward_child.number(value, name) for name, value in answer["parts"].items()}
+    return Reward(reward_child.number(answer["reward"], "reward"), parts)
 
 
 def _last_words(ended: Ended) -> str:

@@ -13,7 +13,6 @@ import asyncio
 import importlib.util
 import inspect
 import json
-import math
 import os
 import sys
 import traceback
@@ -22,6 +21,7 @@ from numbers import Real
 from typing import Any, Awaitable, Callable  # noqa: UP035 - read by Python 3.8 too
 
 OFFERED = ("task", "workspace", "exit", "output", "events")
+LARGEST = 1e100  # a group's variance, of squares, must stay finite
 
 
 class Record(dict):  # type: ignore[type-arg]  # Python 3.8 cannot subscript it
@@ -95,8 +95,8 @@ def number(value: Any, what: str) -> float:
         value = value.item()
     if not isinstance(value, Real):
         raise Refused(f"{what} is {type(value).__name__}, not a number.")
-    if not math.isfinite(value):
-        raise Refused(f"{what} is {value}, not a finite number.")
+    if not abs(value) <= LARGEST:  # type: ignore[operator]  # also for NaN
+        raise Refused(f"{what} is {value}, not a usable number: finite, and at most {LARGEST:g}.")
     return float(value)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -198,8 +199,51 @@ def test_isolation_can_be_turned_off_and_needs_linux(monkeypatch: pytest.MonkeyP
     assert str(probe_isolation()) == "none: namespaces need Linux, and this is darwin"
 
 
-def test_a_report_is_a_number_or_nothing() -> None:
-    assert [exit_code(report) for report in (b"0\n", b"143\n", b"255\n", b"", b"sh: no\n")] == [0, -15, 255, None, None]
+@pytest.mark.parametrize("kind", ISOLATED)
+async def test_the_task_files_show_an_isolated_agent_nothing(tmp_path: Path, kind: Kind) -> None:
+    files = {"agent.py": TRY, "train.jsonl": "answer", "my tasks/val.jsonl": "answer"}
+    data = {"train": "train.jsonl", "val": "my tasks/val.jsonl"}
+    command = [sys.executable, "agent.py", "{task_file}"]
+    project = make_project(tmp_path / "project", files, data=data, agent={"command": command})
+    seen = {name: f"b'answer' in read('{project.root}/{name}') or run('false')" for name in data.values()}
+    for each in ("none", kind):
+        run = await run_agent(project, each, seen)
+        assert run.exit.ok, run.stderr.text
+        assert [result == "done" for result in json.loads(run.stdout.text).values()] == [each == "none"] * 2
+
+
+@pytest.mark.parametrize("kind", ISOLATED)
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "os.kill(os.getppid(), signal.SIGINT)",
+        "[os.kill(os.getppid(), number) for number in signal.valid_signals()]",
+        "open('/proc/1/fd/0', 'wb').write(b'junk 7')",
+        "print(os.read(os.open('/proc/1/fd/0', os.O_RDONLY | os.O_NONBLOCK), 4096))",
+    ],
+)
+async def test_no_deed_of_an_agent_reads_as_a_failure_of_the_sandbox(tmp_path: Path, kind: Kind, deed: str) -> None:
+    code = f"import os, signal, sys\ntry: {deed}\nexcept OSError: pass\nsys.exit(5)\n"
+    run = await run_agent(make_project(tmp_path, {"agent.py": code}), kind)
+    assert (run.exit.exit_code, run.exit.signal) in {(5, None), (None, signal.SIGKILL)}
+
+
+@pytest.mark.parametrize(
+    ("report", "code"),
+    [
+        (b"begun\n\n0\n", 0),
+        (b"begun\n\n143\n", -15),
+        (b"begun\n\n255\n", 255),
+        (b"begun\njunk 7\n3\n", 3),
+        (b"begun\n1\n99999\n\xff\n", 1),
+        (b"begun\n", -9),
+        (b"begun\njunk", -9),
+        (b"", None),
+        (b"0\n", None),
+    ],
+)
+def test_a_report_is_the_last_code_after_the_beginning(report: bytes, code: int | None) -> None:
+    assert exit_code(report) == code
 
 
 async def test_the_probe_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agl_runtime.controller.runners import process, tree
+from agl_runtime.controller.runners import process, tree, workspace
 from agl_runtime.controller.runners.isolation import MASK, Kind
 from agl_runtime.controller.runners.process import ProcessRunner
 from agl_runtime.errors import ConfigError, RunnerError
@@ -276,3 +276,44 @@ def test_native_windows_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(RunnerError, match="Run agl inside WSL"):
         ProcessRunner(project, "http://gateway", isolation("none"))
+
+
+async def test_an_agent_that_does_not_ask_for_the_task_file_finds_none(tmp_path: Path) -> None:
+    code = "import os\nprint(os.listdir(os.environ['TMPDIR']))\n"
+    for env, there in (({}, []), ({"A": "{{task_file}}"}, []), ({"A": "{task_file}"}, ["task.json"])):
+        run = await run_agent(make_project(tmp_path, {"agent.py": code}, agent={"env": env}))
+        assert run.stdout.text == f"{there}\n"
+
+
+async def test_folders_nested_deeper_than_a_path_is_long_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "WORKSPACES_KEPT", 0)
+    code = "import os\nfor _ in range(3000):\n    os.mkdir('deep')\n    os.chdir('deep')\n"
+    project = make_project(tmp_path, {"agent.py": code})
+    runner = runner_of(project)
+    run = await runner.run(granted(), asyncio.Event())
+    assert run.exit.ok, run.stderr.text
+    await runner.release(granted())
+    assert not run.workspace.exists()
+
+
+async def test_what_cannot_be_removed_stays_and_keeps_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "WORKSPACES_KEPT", 0)
+    project = make_project(tmp_path)
+    for name in ("r1", "r2"):
+        (project.state_dir / "rollouts" / name / "0" / "workspace").mkdir(parents=True)
+    remove = workspace.remove
+
+    def refuse(path: Path) -> None:
+        if "r1" in path.parts:
+            raise OSError("held")
+        remove(path)
+
+    monkeypatch.setattr(workspace, "remove", refuse)
+    runner_of(project)
+    left = [path.parts[-3] for path in (project.state_dir / "rollouts").glob("*/0/workspace")]
+    assert left == ["r1"]
+    assert "an old attempt is not removed: held" in caplog.text

@@ -111,8 +111,10 @@ async def test_a_long_output_reaches_it(tmp_path: Path) -> None:
         ("reward = 1.0", "the file defines no function `reward`."),
         ("def reward(): return None", "its result is NoneType, not a number."),
         ("def reward(): return '1.0'", "its result is str, not a number."),
-        ("def reward(): return float('nan')", "its result is nan, not a finite number."),
-        ("def reward(): return {'reward': float('inf')}", "`reward` is inf, not a finite number."),
+        ("def reward(): return float('nan')", "its result is nan, not a usable number: finite, and at most 1e+100."),
+        ("def reward(): return {'reward': float('inf')}", "`reward` is inf, not a usable number"),
+        ("def reward(): return -1e101", "its result is -1e+101, not a usable number"),
+        ("def reward(): raise ValueError('half \\ud800')", "it raised ValueError: half \\ud800."),
         ("def reward(): return {'style': 1}", "its mapping has no `reward`."),
         ("def reward(): return {'reward': 1, 'style': 'x'}", "`style` is str, not a number."),
         (
@@ -127,6 +129,22 @@ async def test_a_long_output_reaches_it(tmp_path: Path) -> None:
 )
 async def test_whatever_goes_wrong_is_one_sentence_and_never_a_zero(tmp_path: Path, source: str, problem: str) -> None:
     assert problem in await refusal(tmp_path, source)
+
+
+@pytest.mark.parametrize(
+    "answer", ['"text"', "NaN", "[]", "[[1, 2]]", "{}", '{"reward": "1", "parts": {}}', '{"reward": NaN, "parts": {}}',
+               '{"reward": 1, "parts": []}', '{"reward": 1, "parts": {"a": null}}', "[" * 100_000, "1" + "0" * 400]
+)  # fmt: skip
+async def test_an_answer_that_the_function_wrote_itself_must_have_the_shape_too(tmp_path: Path, answer: str) -> None:
+    source = f"import os, sys\nopen(sys.argv[2], 'w').write({answer!r})\nsys.stdout.flush()\nos._exit(0)\n"
+    assert "its process ended with" in await refusal(tmp_path, source)
+    with pytest.raises(RewardError, match="its process ended with"):
+        await function_of(tmp_path, source).check()
+
+
+async def test_the_name_of_a_part_can_be_sent_whatever_it_holds(tmp_path: Path) -> None:
+    source = "def reward(): return {'reward': 1e100, 'half \\ud800': 1}"
+    assert await reward_of(tmp_path, source) == Reward(1e100, {"half \\ud800": 1.0})
 
 
 async def test_it_has_a_time_limit_and_leaves_nothing_running(tmp_path: Path) -> None:

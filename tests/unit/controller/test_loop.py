@@ -277,6 +277,26 @@ async def test_one_rollout_that_cannot_go_on_fails_alone() -> None:
         await claims.add(granted())
         await claims.until(lambda: bool(claims.states))
     assert claims.states["r1"] == (RolloutState.FAILED, "The controller could not go on: The gateway answered 413.")
+    assert [words[0] for words in claims.log].count("next_attempt") == 2
+
+
+@pytest.mark.parametrize("error", [GatewayError("It answered 500.", status=500), RecursionError("too deep")])
+async def test_an_unexpected_fault_fails_one_attempt_only(error: Exception) -> None:
+    claims = FakeClaims()
+
+    async def fail_once(name: str) -> None:
+        if name == "agent_exit" and ("next_attempt", "r1", "0") not in claims.log:
+            raise error
+
+    claims.before = fail_once
+    assert await outcome(FakeRunner(), FakeReward(), claims) == (RolloutState.SUCCEEDED, None)
+
+
+async def test_a_reason_that_holds_half_a_character_can_be_sent() -> None:
+    def script(grant: Grant) -> AgentRun:
+        raise ConfigError("no field \udcff.")
+
+    assert await outcome(FakeRunner(script)) == (RolloutState.FAILED, "no field \\udcff.")
 
 
 async def test_a_gateway_that_stays_silent_ends_the_controller_and_its_agents() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,10 @@ def render(template: str, task: TaskPlace, where: str, most_bytes: int = MOST_BY
     text = _PLACE.sub(place, template)
     _check(text, f"{where} of task {task.name}", most_bytes)
     return text
+
+
+def uses_task_file(templates: Iterable[str]) -> bool:
+    return any(path == TASK_FILE for template in templates for path in _PLACE.findall(template))
 
 
 def _look_up(task: TaskPlace, path: str, where: str) -> Any:

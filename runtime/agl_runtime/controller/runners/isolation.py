@@ -6,8 +6,9 @@ out of reach. The agent can undo none of it: it has no capability over the mount
 programs need for files of their own, a few devices, and a read-only view of the kernel's settings. The rest of the file
 system and the network stay as they are, so what a daemon would do for the user (docker, cron) it does for the agent.
 
-The first process in it is a shell that waits for the agent. Its standard input is a pipe on which it says how the agent
-ended (`exit_code`); the agent itself reads /dev/null. Where nothing arrives, the sandbox never came to start it.
+The first process in it is a shell that waits for the agent. On its standard input it says that it begins the agent, and
+then how that ended (`exit_code`); the agent itself reads /dev/null. Where nothing arrives, the sandbox never came to
+start it; once it has begun, whatever happens in it is the agent's doing.
 """
 
 from __future__ import annotations
@@ -34,9 +35,13 @@ TOOL_PATH = os.pathsep.join(("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", 
 PROBE_TIMEOUT_S = 15.0
 MASK = "run/mask"
 SIGNAL_BASE = 128
+LARGEST_CODE = 255
+BEGUN = b"begun"
 _INIT = """
+trap : HUP INT TERM
+echo begun >&0
 "$@" </dev/null
-echo $? >&0
+printf '\\n%s\\n' $? >&0
 """
 
 
@@ -45,13 +50,14 @@ class View:
     """What an agent sees. All paths are absolute and without symbolic links.
 
     `hidden` is agl's state folder, of which only `own` (folders in it) stay, writable. `read_only` folders may hold
-    `hidden`; `opened` are folders in them that stay writable. `shown` are (source, target) pairs: a file or folder put
-    read-only on an existing one in `own`.
+    `hidden`; `emptied` are files in them that show nothing, and `opened` folders that stay writable. `shown` are
+    (source, target) pairs: a file or folder put read-only on an existing one in `own`.
     """
 
     hidden: Path
     own: tuple[Path, ...]
     read_only: tuple[Path, ...]
+    emptied: tuple[Path, ...]
     opened: tuple[Path, ...]
     shown: tuple[tuple[Path, Path], ...]
     cwd: Path
@@ -102,11 +108,14 @@ def probe_isolation(kinds: Sequence[Kind] = ("bubblewrap", "unshare")) -> Isolat
 
 
 def exit_code(report: bytes) -> int | None:
-    """The exit code of a sandboxed command, negative for a signal; None when it never started, or was killed with the
-    sandbox. A shell's code for signal n is 128 + n."""
-    if not report.strip().isdigit():
+    """The exit code of a sandboxed command, negative for a signal; None when it was never begun. A shell's code for
+    signal n is 128 + n. A command that is not told of after its beginning was killed with the sandbox. As root the
+    agent may write here too, so the last code counts."""
+    begun, *lines = report.split(b"\n")
+    if begun != BEGUN:
         return None
-    code = int(report)
+    codes = [int(line) for line in lines if len(line) <= len(str(LARGEST_CODE)) and line.isdigit()]
+    code = next((code for code in reversed(codes) if code <= LARGEST_CODE), SIGNAL_BASE + signal.SIGKILL)
     return SIGNAL_BASE - code if SIGNAL_BASE < code <= SIGNAL_BASE + signal.NSIG else code
 
 
@@ -117,7 +126,7 @@ def _prove(wrap: Wrap) -> None:
         for folder in (own, notes, hidden / MASK):
             folder.mkdir(parents=True)
         (hidden / "secret").touch()
-        view = View(hidden, (own,), (project,), (), (), own)
+        view = View(hidden, (own,), (project,), (), (), (), own)
         checks = f"test ! -e {hidden}/secret && touch {own}/written && ! touch {project}/written 2>/dev/null"
         command = wrap(["/bin/sh", "-c", checks], view, notes)
         read_end, write_end = os.pipe()
@@ -152,6 +161,8 @@ def _bubblewrap() -> Wrap:
             words += [word for name in ROOT_CAPABILITIES for word in ("--cap-add", f"CAP_{name.upper()}")]
         for path in view.read_only:
             words += ["--ro-bind", str(path), str(path)]
+        for path in view.emptied:
+            words += ["--ro-bind", "/dev/null", str(path)]
         words += _pairs("--bind", view.opened)
         words += ["--tmpfs", str(view.hidden)]
         words += _pairs("--bind", view.own)
@@ -211,6 +222,7 @@ def _table(view: View, *, as_root: bool) -> str:
     for source, target in view.shown:
         place = double / target.relative_to(view.hidden)
         rows.append((str(source), str(place), "none", f"rbind,{_read_only(source)}"))
+    rows += [("/dev/null", str(path), "none", "bind") for path in view.emptied]
     rows += [(str(path), str(path), "none", "rbind") for path in view.opened]
     rows += [("agl", path, "tmpfs", "ro") for path in _mounts_in_sys()]
     if as_root:

@@ -8,14 +8,15 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agl_runtime.config import Project
 from agl_runtime.controller.runners import environment, workspace
 from agl_runtime.controller.runners.base import AgentRun
-from agl_runtime.controller.runners.command import TaskPlace, render, split_command
+from agl_runtime.controller.runners.command import TaskPlace, render, split_command, uses_task_file
 from agl_runtime.controller.runners.environment import TREE_VARIABLE, Installation
 from agl_runtime.controller.runners.isolation import MASK, Isolation, View
 from agl_runtime.controller.runners.tree import Command, Tree, kill_marked
@@ -59,7 +60,8 @@ class ProcessRunner:
         self._words = split_command(self._agent.command)
         if "{" not in self._words[0] and os.sep not in self._words[0]:
             self._program(self._words[0], self._root)
-        self._withheld = _withheld(project)
+        self._task_files = _within(project, project.config.data.train, project.config.data.val)
+        self._withheld = (*self._task_files, *_within(project, project.config.model.path))
         self._repository = Repository.find(self._root) if self._agent.workspace != "empty" else None
         self._judged: dict[AttemptFolder, None] = {}
         self._emptied: dict[AttemptFolder, None] = {}
@@ -74,7 +76,7 @@ class ProcessRunner:
         kill_marked(lambda mark: mark.startswith(f"{self._state_dir}:"))
         attempts = sorted((self._state_dir / ROLLOUTS).glob("*/*/"), key=lambda path: path.stat().st_mtime)
         for folder in map(AttemptFolder, attempts):
-            (self._judged if folder.workspace.exists() else self._emptied)[folder] = None
+            (self._judged if os.path.exists(folder.workspace) else self._emptied)[folder] = None
         self._make_room(*self._old())
 
     async def run(self, grant: Grant, expired: asyncio.Event) -> AgentRun:
@@ -111,21 +113,22 @@ class ProcessRunner:
 
     def _make_room(self, emptied: list[AttemptFolder], gone: list[AttemptFolder]) -> None:
         """Blocks. What cannot be removed stays."""
-        try:
-            for folder in emptied:
-                workspace.discard(folder)
-            for folder in gone:
-                workspace.remove(folder.root)
-            if emptied and self._repository is not None and self._agent.workspace == "worktree":
-                self._repository.forget_worktrees()
-        except (OSError, RunnerError) as error:
-            log.warning("an old attempt is not removed: %s", error)
+        steps: list[Callable[[], None]] = [partial(workspace.discard, folder) for folder in emptied]
+        steps += [partial(workspace.remove, folder.root) for folder in gone]
+        if emptied and self._repository is not None and self._agent.workspace == "worktree":
+            steps.append(self._repository.forget_worktrees)
+        for step in steps:
+            try:
+                step()
+            except (OSError, RunnerError) as error:
+                log.warning("an old attempt is not removed: %s", error)
 
     def _prepare(self, grant: Grant, folder: AttemptFolder) -> Command:
         """Make the attempt's folder and the command for it. Blocks. Raises RunnerError and ConfigError."""
         rollout = grant.rollout
         cwd = workspace.make(self._agent.workspace, folder, self._root, self._repository, self._withheld)
-        folder.task_file.write_text(json.dumps(rollout.input), encoding="ascii")
+        if uses_task_file((*self._words, *self._agent.env.values())):
+            folder.task_file.write_text(json.dumps(rollout.input), encoding="ascii")
         shown = tuple((source, folder.home / name) for name, source in self._home_files.items())
         for source, target in shown:
             (workspace.copy_home_file if self._isolation.wrap is None else workspace.place_for)(source, target)
@@ -154,7 +157,9 @@ class ProcessRunner:
                 read_only += (self._repository.git_dir,)
             if self._agent.workspace == "worktree":
                 opened = self._repository.worktree_dirs(folder.workspace)
-        return View(self._state_dir, (folder.workspace, folder.home, folder.tmp), read_only, opened, shown, cwd)
+        own = (folder.workspace, folder.home, folder.tmp)
+        emptied = tuple(path for path in self._task_files if path.is_file())
+        return View(self._state_dir, own, read_only, emptied, opened, shown, cwd)
 
     def _program(self, name: str, cwd: Path) -> str:
         """The program's path: by the user's PATH, or relative to the workspace or else to the project."""
@@ -179,11 +184,10 @@ def _task_id(grant: Grant) -> Any:
     return (grant.rollout.metadata.model_extra or {}).get("task_id", grant.rollout.rollout_id)
 
 
-def _withheld(project: Project) -> tuple[Path, ...]:
-    """What no copy of the project holds: the weights, for their size, and the task files, for the answers in them."""
-    config, root = project.config, project.root.resolve()
-    named = [project.path(name).resolve() for name in (config.model.path, config.data.train, config.data.val) if name]
-    return tuple(path for path in named if root in path.parents)
+def _within(project: Project, *names: str | None) -> tuple[Path, ...]:
+    """Those of the named paths that lie in the project."""
+    named = [project.path(name).resolve() for name in names if name]
+    return tuple(path for path in named if project.root.resolve() in path.parents)
 
 
 def _home_files(names: list[str], home: Path) -> dict[str, Path]:

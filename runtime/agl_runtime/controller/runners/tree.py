@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ SANDBOX_END_S = 2.0
 KILL_ROUNDS = 200
 KILL_PAUSE_S = 0.01
 LAST_READS = 64  # more than a pipe holds: an escaped writer cannot keep `end` busy
-REPORT_BYTES = 4096
+REPORT_BYTES = 2**20  # more than a socket holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`is_told` is False when a sandbox ended without a word of how its command did."""
+    """`is_told` is False when a sandbox ended without having begun its command."""
 
     exit: AgentExit
     stdout: Kept
@@ -107,24 +108,24 @@ class Tree:
     def __init__(self, command: Command) -> None:
         self._command = command
         self._began = time.monotonic()
-        self._report, report_to = os.pipe()
+        self._report, report_to = socket.socketpair()  # not a pipe, which the sandbox's root could open anew and read
         try:
             self._process = subprocess.Popen(
                 command.argv,
                 bufsize=0,
                 env=command.env,
                 cwd=command.cwd,
-                stdin=report_to if command.sandboxed else subprocess.DEVNULL,
+                stdin=report_to.fileno() if command.sandboxed else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            os.close(self._report)
+            self._report.close()
             what = f"{command.argv[0]} cannot be started: {error}."
             raise RunnerError(what, "Start it by hand; long texts belong in {task_file}.") from error
         finally:
-            os.close(report_to)
+            report_to.close()
         streams = {"stdout": self._process.stdout, "stderr": self._process.stderr}
         self._drains = [
             _Drain(stream, command.notes / name, command.keep_bytes) for name, stream in streams.items() if stream
@@ -163,7 +164,7 @@ class Tree:
         code = self._process.returncode = os.waitstatus_to_exitcode(status)
         duration_s = time.monotonic() - self._began
         stdout, stderr = (drain.close() for drain in self._drains)
-        with os.fdopen(self._report, "rb") as report:
+        with self._report, self._report.makefile("rb") as report:
             told = exit_code(report.read(REPORT_BYTES))
         for error in filter(None, (drain.error for drain in self._drains)):
             raise RunnerError(f"Output in {self._command.notes} cannot be kept: {error}.", "Check the disk.")
