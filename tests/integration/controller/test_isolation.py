@@ -48,6 +48,19 @@ for name, expression in json.load(open(sys.argv[1])).items():
 print(json.dumps(done))
 """
 
+# Reaches for all that the sandbox's first process has open, but the standard streams of both.
+FIRST_PROCESS = """
+import os, signal, sys
+
+def each_other_end(do):
+    for name in os.listdir("/proc/1/fd"):
+        if name not in "12":
+            try:
+                do(f"/proc/1/fd/{name}")
+            except OSError:
+                continue
+"""
+
 
 async def tried(tmp_path: Path, kind: Kind, expressions: dict[str, str], **agent: Any) -> dict[str, str]:
     command = [sys.executable, "agent.py", "{task_file}"]
@@ -218,12 +231,12 @@ async def test_the_task_files_show_an_isolated_agent_nothing(tmp_path: Path, kin
     [
         "os.kill(os.getppid(), signal.SIGINT)",
         "[os.kill(os.getppid(), number) for number in signal.valid_signals()]",
-        "open('/proc/1/fd/0', 'wb').write(b'junk 7')",
-        "print(os.read(os.open('/proc/1/fd/0', os.O_RDONLY | os.O_NONBLOCK), 4096))",
+        "each_other_end(lambda path: open(path, 'wb', 0).write(b'junk 7'))",
+        "each_other_end(lambda path: os.read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 4096))",
     ],
 )
 async def test_no_deed_of_an_agent_reads_as_a_failure_of_the_sandbox(tmp_path: Path, kind: Kind, deed: str) -> None:
-    code = f"import os, signal, sys\ntry: {deed}\nexcept OSError: pass\nsys.exit(5)\n"
+    code = f"{FIRST_PROCESS}\ntry: {deed}\nexcept OSError: pass\nsys.exit(5)\n"
     run = await run_agent(make_project(tmp_path, {"agent.py": code}), kind)
     assert (run.exit.exit_code, run.exit.signal) in {(5, None), (None, signal.SIGKILL)}
 
