@@ -26,7 +26,7 @@ from agl_runtime.trainer.measure import Measured, measure
 from agl_runtime.trainer.metrics import MetricsLog, Outcome, summary, validation_line, write_summary
 from agl_runtime.trainer.policy import Policy
 from agl_runtime.trainer.progress import Progress
-from agl_runtime.trainer.rollouts import RolloutDesk, Work, recipe
+from agl_runtime.trainer.rollouts import EVAL_RUN, RolloutDesk, Work, is_left_measurement, recipe
 from agl_runtime.trainer.schedule import BASE_VERSION, State
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ async def evaluate(
     if samples is not None and samples < 1:
         raise ConfigError(f"--samples is {samples}.", "It must be at least 1.")
     checks.require_reward(config)
-    run_id, size, name = f"eval-{secrets.token_hex(4)}", samples or config.eval.samples, recipe(config)
+    run_id, size, name = f"{EVAL_RUN}{secrets.token_hex(4)}", samples or config.eval.samples, recipe(config)
     async with _serving(part, outside, policy) as served:
         version = served.policy.version
         progress = Progress(run_id=run_id, version=str(version))
@@ -162,7 +162,7 @@ async def _run(
     async with await outside.connect(part) as client:
         await client.report(progress.status())
         policy = Policy(client, backend, project.config.gateway.upstream_timeout_s)
-        async with policy.serving(epoch, newest.folder if newest else None):
+        async with policy.serving(epoch, newest.folder if newest else None, is_chosen=newest is None):
             if newest:
                 await client.record_checkpoint(newest.saved.record(newest.folder))
             loop = TrainingLoop(RunContext(project, client, policy, tasks, run, epoch, metrics, progress))
@@ -176,15 +176,15 @@ async def _serving(part: Part, outside: Outside, policy: Path | None) -> AsyncIt
     project, endpoint = part.project, part.project.config.model.endpoint
     with state.exclusive(project.state_dir):
         folder: Path | None = None
+        newest = None if policy else state.newest_checkpoint(project.state_dir)
         if endpoint and policy is None:
             backend: Backend = ExternalServer(project.config.model.name, endpoint)
         else:
-            newest = state.newest_checkpoint(project.state_dir)
             folder = checks.policy_folder(project, policy or (newest.folder if newest else None))
             backend = outside.make_backend(project.config, folder)
         async with await outside.connect(part) as client:
             server = Policy(client, backend, project.config.gateway.upstream_timeout_s)
-            async with server.serving(state.next_epoch(project.state_dir), None):
+            async with server.serving(state.next_epoch(project.state_dir), None, is_chosen=newest is None):
                 yield Served(client, server, folder)
 
 
@@ -194,6 +194,7 @@ async def _measure(
     """None when it was stopped."""
     desk = RolloutDesk(served.client, timeout_s)
     await desk.open()
+    await desk.cancel(lambda rollout: is_left_measurement(rollout, work[0].run_id))
     report = progress.report(served.client, served.policy.announce)
     result = await first_of(measure(desk, work, progress), desk.watch(), report, stop.wait())
     return result if isinstance(result, Measured) else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agl_runtime.client import GatewayClient
-from agl_runtime.errors import TrainerError
+from agl_runtime.errors import ConfigError, TrainerError
 from agl_runtime.schemas import Model, PolicyVersion
 from agl_runtime.trainer.backends.base import Backend, BatchTotals, ScoredRollout, UpdateResult
 
@@ -50,17 +50,18 @@ class Policy:
         return self._model.policy_version if self._model else PolicyVersion(0, 0)
 
     @contextlib.asynccontextmanager
-    async def serving(self, run_epoch: int, resume_from: Path | None) -> AsyncIterator[None]:
-        """Serve within, as the gateway's only model server; afterwards calls wait for another one."""
+    async def serving(self, run_epoch: int, resume_from: Path | None, *, is_chosen: bool) -> AsyncIterator[None]:
+        """Serve within, as the gateway's only model server; afterwards calls wait for another one. Raises TrainerError,
+        or ConfigError for weights that do not load and that the user chose (`is_chosen`: no checkpoint of agl's)."""
         try:
-            self._model = await self._backend.start(run_epoch, resume_from)
+            self._model = await self._start(run_epoch, resume_from, is_chosen)
             log.info("serving version %s at %s", self.version, self._model.endpoint)
             await self._client.clear_models()
             await self._client.register_model(self._model)
             await self._client.resume()
             yield
             await self._client.clear_models()
-        except TrainerError:
+        except (ConfigError, TrainerError):
             await self._client.clear_models()
             raise
         finally:
@@ -91,6 +92,14 @@ class Policy:
     async def save(self, folder: Path, state: Mapping[str, Any]) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         await self._backend.save(folder, state)
+
+    async def _start(self, run_epoch: int, resume_from: Path | None, is_chosen: bool) -> Model:
+        try:
+            return await self._backend.start(run_epoch, resume_from)
+        except TrainerError as error:
+            if is_chosen:  # trying again would not help
+                raise ConfigError(error.what, error.fix) from error
+            raise
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._backend.decode(ids)

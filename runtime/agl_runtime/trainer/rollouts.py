@@ -36,6 +36,8 @@ POLL_WAIT_S = 20.0
 PAGE = 1000
 CHUNK = 100
 FETCHES = 8
+REWARD_LIMIT = 1e100  # sums and squares of rewards within it stay finite
+EVAL_RUN = "eval-"  # what the run id of a measurement begins with
 NO_REWARD = "ended without a reward"
 DELETED = "deleted from the store before the trainer had read it"
 
@@ -85,8 +87,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A rollout that has ended. `reward` is finite, or None with the reason in `error`; `cpu_s` and `rss_mb` (MiB, the
-    most) are what its agent used, None where the controller did not say."""
+    """A rollout that has ended. `reward` is within REWARD_LIMIT, or None with the reason in `error`; `cpu_s` and
+    `rss_mb` (MiB, the most) are what its agent used, None where the controller did not say."""
 
     rollout_id: str
     reward: float | None
@@ -152,8 +154,9 @@ class RolloutDesk:
 
     async def cancel(self, is_orphan: Callable[[Rollout], bool]) -> None:
         """End those waiting and running rollouts that nobody waits for any more."""
-        found = await self._client.rollouts([RolloutState.QUEUING, RolloutState.RUNNING], limit=PAGE)
-        await self.end(item.rollout_id for item in found if is_orphan(item))
+        states = (RolloutState.QUEUING, RolloutState.RUNNING)
+        while found := [item for item in await self._client.rollouts(states, limit=PAGE) if is_orphan(item)]:
+            await self.end(item.rollout_id for item in found)
 
     async def end(self, rollout_ids: Iterable[str]) -> None:
         """Of rollouts that nobody needs any more, end those that have not ended."""
@@ -177,10 +180,11 @@ class RolloutDesk:
             return Ended(rollout_id, None, RolloutCalls(rollout_id, "", (), None), DELETED)
         exits = await self._client.events(rollout_id, event_type="agent_exit")
         used = exits[-1].data if exits else {}
-        reward = calls.reward if calls.reward is not None and math.isfinite(calls.reward) else None
-        error = None
+        reward, error = calls.reward, None
         if reward is None:
             error = (await self._client.rollout(rollout_id)).rollout.status.error_message or NO_REWARD
+        elif not abs(reward) <= REWARD_LIMIT:  # nor is NaN
+            reward, error = None, f"its reward is {reward:g}, which is not within +-{REWARD_LIMIT:g}"
         return Ended(rollout_id, reward, calls, error, used.get("cpu_s"), used.get("max_rss_mb"))
 
     def _resolve(self, rollout_id: str) -> None:
@@ -198,6 +202,14 @@ def is_orphan(
     if "weights" not in about or about.get("group_id") in carried:
         return False
     return (about.get("run_id"), about["weights"], about.get("recipe")) != (run_id, str(version), recipe)
+
+
+def is_left_measurement(rollout: Rollout, run_id: str) -> bool:
+    """Whether another `agl eval` than the one of this run id enqueued it. What a training run enqueued stays: that run
+    finds it again when it goes on."""
+    about = rollout.metadata.model_extra or {}
+    named = str(about.get("run_id", ""))
+    return not rollout.is_train and "weights" in about and named.startswith(EVAL_RUN) and named != run_id
 
 
 def of_lineage(calls: RolloutCalls, begun: PolicyVersion) -> RolloutCalls:

@@ -145,7 +145,7 @@ async def test_a_policy_that_does_not_load_fails_with_a_summary_that_says_so(tmp
     chosen = settings(tmp_path / "project" / "base")
     async with at_work(tmp_path, chosen) as (project, _), trainer(project, chosen) as process:
         code, errors = await ended(process)
-    assert code == 1
+    assert code == 2
     summary = json.loads((project.state_dir / "summary.json").read_text())
     assert summary["ended"] == "failed"
     assert summary["reason"] in errors

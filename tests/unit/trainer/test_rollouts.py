@@ -9,6 +9,7 @@ import pytest
 
 from agl_runtime.calls import VersionSpan
 from agl_runtime.schemas import PolicyVersion, Rollout, RolloutMetadata, RolloutState
+from agl_runtime.trainer import rollouts
 from agl_runtime.trainer.data import Task
 from agl_runtime.trainer.rollouts import RolloutDesk, Work, is_orphan, of_lineage, recipe
 from fakes.gateway import End, FakeGateway
@@ -67,11 +68,29 @@ async def test_results_come_once_all_rollouts_of_the_work_have_ended_whoever_enq
     assert [item.cpu_s for item in ended] == [0.25, None, 0.25]
 
 
-async def test_a_reward_that_is_not_finite_is_none() -> None:
-    gateway = FakeGateway(lambda rollout: End(float("nan")))
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1.7e308, -1.01e100])
+async def test_a_reward_that_cannot_be_reckoned_with_is_none_and_says_why(reward: float) -> None:
+    gateway = FakeGateway(lambda rollout: End(reward))
     desk = RolloutDesk(gateway, 10.0)  # type: ignore[arg-type]
     await desk.enqueue([WORK])
-    assert [item.reward for item in await desk.results(WORK)] == [None] * 3
+    ended = await desk.results(WORK)
+    assert [item.reward for item in ended] == [None] * 3
+    assert {item.error for item in ended} == {f"its reward is {reward:g}, which is not within +-1e+100"}
+
+
+@pytest.mark.parametrize("reward", [1e100, -1e100])
+async def test_the_largest_rewards_can_be_reckoned_with(reward: float) -> None:
+    desk = RolloutDesk(FakeGateway(lambda rollout: End(reward)), 10.0)  # type: ignore[arg-type]
+    await desk.enqueue([WORK])
+    assert [item.reward for item in await desk.results(WORK)] == [reward] * 3
+
+
+async def test_cancelling_ends_more_orphans_than_one_page_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "PAGE", 2)
+    gateway = FakeGateway(lambda rollout: None)
+    await gateway.add_rollouts(WORK.creates(10.0))
+    await RolloutDesk(gateway, 10.0).cancel(lambda rollout: True)  # type: ignore[arg-type]
+    assert gateway.unfinished() == []
 
 
 @pytest.mark.parametrize(
