@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from agl_runtime.errors import PreconditionError
+from agl_runtime.part import writing
 
 LOCK_NAME = "lock"
 RECORD_FILE = "run/up.json"
@@ -57,7 +58,8 @@ class Record:
 
 
 class RunLock:
-    """Held by the command that supervises the parts. Raises PreconditionError when another one holds it."""
+    """Held by the command that supervises the parts. Raises PreconditionError when another one holds it, or the state
+    folder cannot be written."""
 
     def __init__(self, state_dir: Path, command: str, *, patience_s: float = 5.0) -> None:
         self._state_dir = state_dir
@@ -67,7 +69,8 @@ class RunLock:
 
     def __enter__(self) -> RunLock:
         file = private_folder(self._state_dir, "run") / LOCK_NAME
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        with writing(self._state_dir):
+            handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         give_up_at = time.monotonic() + self._patience_s
         while not _lock(handle):
             if time.monotonic() > give_up_at:
@@ -75,9 +78,12 @@ class RunLock:
                 raise _held(read_record(self._state_dir))
             time.sleep(0.1)
         self._file = handle
-        if (left := left_record(self._state_dir)) is not None:
-            _end([], _alive(left.parts.values()))  # what a killed holder started is on its way out
-        self.record({})
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.__exit__)
+            if (left := left_record(self._state_dir)) is not None:
+                _end([], _alive(left.parts.values()))  # what a killed holder started is on its way out
+            self.record({})
+            undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,14 +97,16 @@ class RunLock:
         value = asdict(replace(self._record, parts=dict(parts)))
         file = self._state_dir / RECORD_FILE
         fresh = file.with_suffix(".new")
-        fresh.write_text(json.dumps(value), encoding="utf-8")
-        fresh.replace(file)
+        with writing(self._state_dir):
+            fresh.write_text(json.dumps(value), encoding="utf-8")
+            fresh.replace(file)
 
 
 def private_folder(state_dir: Path, name: str) -> Path:
-    """A folder in the state folder; both are for their owner only."""
-    for folder in (state_dir, state_dir / name):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """A folder in the state folder; both are for their owner only. Raises PreconditionError."""
+    with writing(state_dir):
+        for folder in (state_dir, state_dir / name):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return state_dir / name
 
 

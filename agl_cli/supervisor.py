@@ -197,7 +197,8 @@ class Supervisor:
 
     async def _pause(self, seconds: float) -> None:
         try:
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):  # Python 3.11's wait_for can swallow a cancellation
+                await self._stopping.wait()
         except TimeoutError:
             return
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import secrets
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,7 @@ STORE_FILE = "store.sqlite3"
 GATEWAY_FILE = "run/gateway.json"
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
-PARENT_GRACE_S = 60.0
+PARENT_GRACE_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,24 @@ def stop_with_parent() -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raises PreconditionError in place of the OSError of a folder that is read-only, or of a disk that is full."""
+    try:
+        yield
+    except OSError as error:
+        raise PreconditionError(
+            f"{folder} cannot be written: {error.strerror}.", "Make it writable for you, with free disk space."
+        ) from error
+
+
 def admin_key(state_dir: Path) -> str:
-    """Read the admin key, or make it: the first of several parts that start together wins."""
+    """Read the admin key, or make it: the first of several parts that start together wins. Raises PreconditionError."""
+    with writing(state_dir):
+        return _admin_key(state_dir)
+
+
+def _admin_key(state_dir: Path) -> str:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = state_dir / KEY_FILE
     fresh = state_dir / f"{KEY_FILE}.{os.getpid()}"
