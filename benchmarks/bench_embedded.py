@@ -53,7 +53,8 @@ async def measure(policy: Path, questions: list[str], calls: int) -> dict[int, R
     backend = create(Config.model_validate({"agent": {"command": "agent"}, "model": {"max_tokens": 64}}), policy)
     model = await backend.start(1, None)
     rounds = {}
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    headers = {"Authorization": f"Bearer {model.api_key.get_secret_value()}"} if model.api_key else {}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
         await crowd(session, model.endpoint, questions, 8, 2)  # warms up
         for agents in AGENTS:
             wall, cpu = time.monotonic(), time.process_time()

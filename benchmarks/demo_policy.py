@@ -62,7 +62,9 @@ async def measure(policy: Path, samples: int) -> dict[str, float]:
     served = await backend.start(1, None)
     slots = asyncio.Semaphore(AT_ONCE)
     found: dict[str, float] = {}
-    async with AsyncOpenAI(base_url=served.endpoint, api_key="none") as client:
+    async with AsyncOpenAI(
+        base_url=served.endpoint, api_key=served.api_key.get_secret_value() if served.api_key else "none"
+    ) as client:
 
         async def score(task: dict[str, Any], temperature: float) -> float:
             async with slots:

@@ -138,7 +138,8 @@ class GatewayClient:
     # the policy
 
     async def register_model(self, model: Model) -> None:
-        await self._call("POST", "/api/models", [model.model_dump(mode="json")])
+        key = {"api_key": model.api_key.get_secret_value()} if model.api_key else {}
+        await self._call("POST", "/api/models", [{**model.model_dump(mode="json"), **key}])
 
     async def clear_models(self) -> None:
         await self._call("DELETE", "/api/models")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 Mode = Literal["train", "val"]
 
@@ -160,12 +160,16 @@ class Event(BaseModel):
 
 
 class Model(BaseModel):
-    """A model server. `endpoint` is its OpenAI base, with `/v1`. (`run_epoch`, `version`) is its policy version."""
+    """A model server. `endpoint` is its OpenAI base, with `/v1`. (`run_epoch`, `version`) is its policy version.
+
+    `api_key` is what the server wants to be called with. It is no part of any dump: whoever sends it says so.
+    """
 
     model: str
     endpoint: str
     version: int = 0
     run_epoch: int = 0
+    api_key: SecretStr | None = Field(default=None, exclude=True)
 
     @property
     def policy_version(self) -> PolicyVersion:

@@ -61,7 +61,8 @@ class Reply:
 
 @dataclass
 class Upstream:
-    """`open` it before use. `keys` maps endpoints to the keys that they want; `pause` sleeps between tries."""
+    """`open` it before use. `keys` maps endpoints to the keys that they want
+    where their registration names none; `pause` sleeps between tries."""
 
     registry: Registry
     retries: int
@@ -110,7 +111,7 @@ class Upstream:
     async def _try(self, model: Model, operation: Operation, body: bytes) -> aiohttp.ClientResponse:
         if self._session is None:
             raise ServerFailed("The gateway's way to the model servers is not open.")
-        key = self.keys.get(model.endpoint)
+        key = model.api_key.get_secret_value() if model.api_key else self.keys.get(model.endpoint)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         with _wrapped(model):
             response = await self._session.post(f"{model.endpoint.rstrip('/')}/{operation}", data=body, headers=headers)

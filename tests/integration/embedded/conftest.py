@@ -51,7 +51,8 @@ async def start() -> AsyncIterator[Start]:
         backend = create(config(**train), policy)
         assert isinstance(backend, EmbeddedBackend)
         model = await backend.start(run_epoch, resume_from)
-        client = openai.AsyncOpenAI(base_url=model.endpoint, api_key="unused", max_retries=0)
+        assert model.api_key is not None
+        client = openai.AsyncOpenAI(base_url=model.endpoint, api_key=model.api_key.get_secret_value(), max_retries=0)
         running.append((backend, client))
         return backend, model, client
 

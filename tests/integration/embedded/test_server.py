@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import openai
+import orjson
 import pytest
 import torch
 
@@ -27,6 +28,11 @@ QUESTION: Any = [{"role": "user", "content": "What is 12+7?"}]
 TOOLS: Any = [CALCULATOR]
 IDS = {"return_token_ids": True}
 PATIENCE_S = 60
+KEY = "key-of-the-server"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
 
 
 def teacher_forced(policy: Policy, prompt: list[int], sampled: list[int], temperature: float = 1.0) -> list[float]:
@@ -51,7 +57,7 @@ async def test_models_and_health_name_the_policy(start: Any, noise: Path) -> Non
     _, model, client = await start(noise, run_epoch=3)
     assert [entry.id async for entry in client.models.list()] == ["policy"]
     async with httpx.AsyncClient() as http:
-        health = await http.get(model.endpoint.removesuffix("/v1") + "/health")
+        health = await http.get(model.endpoint.removesuffix("/v1") + "/health", headers=bearer(client.api_key))
     assert health.json() == {"status": "ok", "version": "3.0"}
 
 
@@ -232,8 +238,8 @@ async def test_refusals_have_openais_shape(
 
 
 async def test_a_body_that_is_not_json_is_refused(start: Any, noise: Path) -> None:
-    _, model, _ = await start(noise)
-    async with httpx.AsyncClient() as http:
+    _, model, client = await start(noise)
+    async with httpx.AsyncClient(headers=bearer(client.api_key)) as http:
         answer = await http.post(f"{model.endpoint}/chat/completions", content=b"{")
     assert answer.status_code == 400
     assert "is not JSON" in answer.json()["error"]["message"]
@@ -285,7 +291,7 @@ def narrow(noise: Path) -> Iterator[tuple[WatchedEngine, str]]:
     engine = WatchedEngine(policy, PolicyVersion(1, 0), max_batch=1, notify=server.notify)
     engine.start()
     limits = Limits(model="policy", max_tokens=2000, context=2048, vocabulary=302)
-    yield engine, server.start(create_app(engine, Codec(policy.tokenizer, policy.stop_ids), limits))
+    yield engine, server.start(create_app(engine, Codec(policy.tokenizer, policy.stop_ids), limits, KEY))
     server.stop()
     engine.stop()
     server.close()
@@ -295,7 +301,7 @@ def narrow(noise: Path) -> Iterator[tuple[WatchedEngine, str]]:
 async def test_a_client_that_goes_away_frees_its_place(narrow: tuple[WatchedEngine, str], stream: bool) -> None:
     engine, url = narrow
     body = {"model": "policy", "messages": QUESTION, "stream": stream}
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, headers=bearer(KEY)) as http:
         abandoned = asyncio.create_task(http.post("/v1/chat/completions", json=body))
         await asyncio.to_thread(engine.begun.wait, PATIENCE_S)
         abandoned.cancel()
@@ -322,7 +328,61 @@ async def test_a_failing_engine_is_an_error_to_the_client(
         raise RuntimeError("injected")
 
     monkeypatch.setattr(Policy, "logits", fail)
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
         with pytest.raises(openai.APIError, match="The model server failed or was stopped"):
             await exhausted(client, stream)
     assert engine.seen[0].finish == "error"
+
+
+@pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"Authorization": KEY}, bearer("k\xe9y")])
+async def test_without_the_key_nothing_is_served(narrow: tuple[WatchedEngine, str], headers: dict[str, str]) -> None:
+    engine, url = narrow
+    raw = {name: value.encode("latin-1") for name, value in headers.items()}
+    async with httpx.AsyncClient(base_url=url, headers=raw) as http:
+        listed = await http.get("/v1/models")
+        answered = await http.post("/v1/chat/completions", json={"model": "policy", "messages": QUESTION})
+    assert (listed.status_code, answered.status_code) == (401, 401)
+    assert answered.json()["error"]["code"] == "invalid_api_key"
+    assert engine.seen == []
+
+
+async def test_each_start_has_a_key_of_its_own_that_is_not_shown(start: Any, noise: Path) -> None:
+    _, first, one = await start(noise)
+    _, _, other = await start(noise)
+    assert one.api_key != other.api_key
+    assert one.api_key not in f"{first} {first!r} {first.model_dump_json()}"
+
+
+async def test_a_prompt_being_read_holds_up_nobody_and_one_whose_client_left_is_not_read(
+    narrow: tuple[WatchedEngine, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, read, render = threading.Event(), threading.Event(), [], Codec.render
+
+    def slow(codec: Codec, messages: Any, *rest: Any) -> list[int]:
+        read.append(messages[0]["content"])
+        begun.set()
+        go.wait(PATIENCE_S)
+        return render(codec, messages, *rest)
+
+    monkeypatch.setattr(Codec, "render", slow)
+    sent = asyncio.Event()
+
+    async def body(text: str) -> Any:
+        message = {"role": "user", "content": text}
+        yield orjson.dumps({"model": "policy", "messages": [message], "max_tokens": 1})
+        sent.set()
+
+    async with httpx.AsyncClient(base_url=narrow[1], timeout=20, headers=bearer(KEY)) as http:
+        first = asyncio.create_task(http.post("/v1/chat/completions", content=body("first")))
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        sent.clear()
+        left = asyncio.create_task(http.post("/v1/chat/completions", content=body("left")))
+        await sent.wait()
+        assert (await http.get("/v1/models")).status_code == 200
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        assert (await http.get("/v1/models")).status_code == 200
+        go.set()
+        assert (await first).status_code == 200
+        assert (await http.post("/v1/chat/completions", content=body("last"))).status_code == 200
+    assert read == ["first", "last"]

@@ -141,3 +141,28 @@ async def test_no_key_appears_in_logs_events_or_metrics(
         texts.append((await gateway.http.get(path)).text)
     for secret in (ADMIN_KEY, KEYS["own"]):
         assert not any(secret in text for text in texts if secret)
+
+
+async def in_pieces(size_bytes: int) -> AsyncIterator[bytes]:
+    for _ in range(size_bytes // 2**20):
+        yield b" " * 2**20
+    yield b"{}"
+
+
+async def test_a_model_call_over_32_mib_is_refused_in_openais_shape(gateway: RunningGateway) -> None:
+    path = f"{gateway.base()}/chat/completions"
+    response = await gateway.http.post(path, content=in_pieces(32 * 2**20))
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (413, "invalid_request_error")
+    assert error["message"] == "The request's body is larger than 32 MiB. Send a shorter conversation."
+    assert (await gateway.http.post(path, content=in_pieces(31 * 2**20))).status_code == 400
+    assert await gateway.calls() == []
+
+
+@pytest.mark.parametrize(("path", "most"), [("/api/rollouts/r1/attempt/0/events", 4), ("/api/rollouts", 32)])
+async def test_a_control_body_over_its_limit_is_refused(gateway: RunningGateway, path: str, most: int) -> None:
+    headers = {"Content-Type": "application/json"}
+    refused = await gateway.http.post(path, content=in_pieces(most * 2**20), headers=headers)
+    assert (refused.status_code, refused.json()) == (413, {"detail": f"The request's body is larger than {most} MiB."})
+    fits = await gateway.http.post(path, content=in_pieces((most - 1) * 2**20), headers=headers)
+    assert fits.status_code == 422

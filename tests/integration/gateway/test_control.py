@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from agl_runtime.client import GatewayClient
 from agl_runtime.errors import ConflictError, NotFoundError
@@ -220,3 +221,19 @@ async def test_metrics_are_prometheus_text(gateway: RunningGateway) -> None:
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert "agl_call_seconds_count 1" in response.text.splitlines()
     assert 'agl_rollouts{state="queuing"} 1' in response.text.splitlines()
+
+
+async def test_a_model_servers_key_is_sent_to_it_and_shown_to_nobody(
+    gateway: RunningGateway, control: GatewayClient, model: FakeModelServer
+) -> None:
+    await control.register_model(Model(model="policy", endpoint=model.url, api_key=SecretStr("hidden-key")))
+    path = f"{gateway.base()}/chat/completions"
+    answer = await gateway.http.post(path, json={"messages": [{"role": "user", "content": "x"}]})
+    assert model.requests[-1].headers["Authorization"] == "Bearer hidden-key"
+    listed = await gateway.http.get("/api/models")
+    assert [set(row) for row in listed.json()] == [{"model", "endpoint", "version", "run_epoch"}]
+    again = await gateway.http.post("/api/models", json=[{**listed.json()[0], "api_key": "hidden-key"}])
+    told = [answer.text, listed.text, again.text, (await gateway.http.get("/api/rollouts/r1/events")).text]
+    told += [change.model_dump_json() for change in gateway.gateway.changes.since(0)]
+    told += [repr(gateway.gateway.registry.models()), repr(await gateway.calls())]
+    assert not [text for text in told if "hidden-key" in text]

@@ -21,8 +21,8 @@ class ChatDialect(OpenAIDialect):
     def replayed(self, choice: Json) -> Json:
         rest = {key: value for key, value in choice.items() if key != "message"}
         delta = dict(choice.get("message") or {})
-        if _is_objects(calls := delta.get("tool_calls")):
-            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        if _is_objects(delta.get("tool_calls")):
+            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(delta["tool_calls"])]
         return {**rest, "delta": delta}
 
 

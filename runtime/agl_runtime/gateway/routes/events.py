@@ -10,14 +10,14 @@ from fastapi import APIRouter, Response
 from fastapi.exceptions import HTTPException
 
 from agl_runtime.gateway.auth import Caller, judge_event
-from agl_runtime.gateway.bodies import StrictRoute
+from agl_runtime.gateway.bodies import EventRoute
 from agl_runtime.gateway.events_view import MODEL_REQUEST, call_events, merged, triplets
 from agl_runtime.gateway.routes.context import State, Who
 from agl_runtime.gateway.state import Gateway
 from agl_runtime.schemas import Event, EventCreate, Rollout
 
 logger = logging.getLogger(__name__)
-router = APIRouter(prefix="/api/rollouts", tags=["events"], route_class=StrictRoute)
+router = APIRouter(prefix="/api/rollouts", tags=["events"], route_class=EventRoute)
 
 
 @router.post("/{rollout_id}/attempt/{attempt_id}/events")

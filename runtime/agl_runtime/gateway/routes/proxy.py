@@ -7,6 +7,7 @@ from typing import cast, get_args
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from agl_runtime.gateway import bodies
 from agl_runtime.gateway.access import dialect_of
 from agl_runtime.gateway.internal import CallRefused
 from agl_runtime.gateway.routes.context import State, gateway_of
@@ -34,11 +35,18 @@ async def call(request: Request) -> Response:
             what = f"The gateway does not serve {operation}."
             raise CallRefused(what, f"It serves {', '.join(sorted(gateway.dialects))}.", http_status=404)
         names = path["rollout_id"], path["attempt_id"], _mode(path["mode"])
-        return await gateway.calls.open(*names, dialect, await request.body(), request.headers)
+        return await gateway.calls.open(*names, dialect, await _body(request), request.headers)
     except CallRefused as refused:
         gateway.metrics.refused[refused.http_status] += 1
         body = dialect_of(gateway.dialects, request.url.path).error(refused)
         return JSONResponse(body, refused.http_status, refused.headers())
+
+
+async def _body(request: Request) -> bytes:
+    try:
+        return await bodies.read(request, bodies.MODEL_CALL_BYTES)
+    except bodies.TooLarge as error:
+        raise CallRefused(str(error), "Send a shorter conversation.", http_status=413) from error
 
 
 def _mode(text: str) -> Mode:

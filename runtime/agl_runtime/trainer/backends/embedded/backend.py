@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 import transformers
+from pydantic import SecretStr
 
 from agl_runtime.config import Config
 from agl_runtime.errors import TrainerError
@@ -61,8 +63,15 @@ class EmbeddedBackend:
             context=running.policy.context,
             vocabulary=len(running.policy.tokenizer),
         )
-        url = running.server.start(create_app(running.engine, running.codec, limits))
-        return Model(model=limits.model, endpoint=f"{url}/v1", version=version.updates, run_epoch=version.epoch)
+        key = secrets.token_urlsafe(32)
+        url = running.server.start(create_app(running.engine, running.codec, limits, key))
+        return Model(
+            model=limits.model,
+            endpoint=f"{url}/v1",
+            version=version.updates,
+            run_epoch=version.epoch,
+            api_key=SecretStr(key),
+        )
 
     def _load(self, version: PolicyVersion, resume_from: Path | None) -> _Running:
         train = self._config.train

@@ -1,21 +1,24 @@
 """The model server: OpenAI's chat and text completions over HTTP on loopback, in a thread of its own.
 
 Its event loop is not the trainer's, so answers keep flowing while the trainer computes, and the trainer's loop is never
-held up by a crowd of agents. A client that goes away cancels its generations.
+held up by a crowd of agents. Requests are read in a worker thread, so that a long prompt holds up nobody else's answer.
+A client that goes away cancels its generations, and what it still waits to have read is not read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import orjson
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from agl_runtime.errors import TrainerError
@@ -34,9 +37,13 @@ _KEEP_ALIVE_S = 600  # longer than clients keep idle connections, so that none i
 _SHUTDOWN_S = 2
 
 
-def create_app(engine: Engine, codec: Codec, limits: Limits) -> FastAPI:
-    """The engine must run and set its signals on the event loop that serves this app."""
-    app = FastAPI(title="agl embedded model server", docs_url=None, redoc_url=None, openapi_url=None)
+def create_app(engine: Engine, codec: Codec, limits: Limits, key: str) -> FastAPI:
+    """The engine must run and set its signals on the event loop that serves this app. Who has no `key` gets nothing:
+    an agent on this machine that finds the port must not go past the gateway."""
+    door = [Depends(partial(_check_key, key))]
+    app = FastAPI(title="agl embedded model server", docs_url=None, redoc_url=None, openapi_url=None, dependencies=door)
+    # One at a time: encoding changes a tokenizer's state, and two would only share the processor with what samples.
+    reading = asyncio.Lock()
 
     @app.exception_handler(RequestRefused)
     async def refused(_: Request, error: RequestRefused) -> Response:
@@ -60,13 +67,27 @@ def create_app(engine: Engine, codec: Codec, limits: Limits) -> FastAPI:
         return await _serve(request, read_completion, CompletionWriter)
 
     async def _serve(request: Request, read: Reader, writer: type[AnswerWriter]) -> Response:
-        order = read(_body(await request.body()), codec, limits)
+        raw = await request.body()
+        async with reading:
+            if await request.is_disconnected():
+                return Response(status_code=_CLIENT_CLOSED)
+            order = await asyncio.to_thread(lambda: read(_body(raw), codec, limits))
+        if await request.is_disconnected():
+            return Response(status_code=_CLIENT_CLOSED)
         answer = writer(codec, order, limits.model)
         if order.stream:
             return StreamingResponse(_stream(engine, codec, order, answer), media_type="text/event-stream")
         return await _answer(request, engine, codec, order, answer)
 
     return app
+
+
+async def _check_key(key: str, request: Request) -> None:
+    offered = request.headers.get("authorization", "")
+    if not secrets.compare_digest(offered.encode(), f"Bearer {key}".encode()):
+        raise RequestRefused(
+            "The key is missing or wrong.", "Call through the gateway.", code="invalid_api_key", status=401
+        )
 
 
 def _json(content: Json, status: int = 200) -> Response:
