@@ -20,7 +20,7 @@ demo: $(READY)
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/agl demo "$(DEMO)" --seed $(SEED) --fresh
 
 test: $(READY)
-	$(BIN)/pytest -q -m "unit or contract or integration"
+	$(BIN)/pytest -q -m "unit or contract or integration" -rs
 
 real: $(READY)
 	$(BIN)/pytest -q -m real -rs

@@ -22,13 +22,14 @@ FIRST = PolicyVersion(4, 7)
 
 @dataclass(frozen=True)
 class Watched(Policy):
-    """Notes the shape of every forward pass; fails when a prompt holds the token 300."""
+    """Notes the shape of every forward pass; fails when a prompt of two or more tokens holds the token 300. Where that
+    token was sampled it comes alone and does no harm."""
 
     shapes: list[tuple[int, int]] = field(default_factory=list)
 
     def logits(self, ids: Tensor, *args: Any, **named: Any) -> Tensor:
         self.shapes.append((ids.shape[0], ids.shape[1]))
-        if (ids == 300).any():
+        if ids.shape[1] > 1 and (ids == 300).any():
             raise RuntimeError("injected")
         return super().logits(ids, *args, **named)
 
@@ -269,7 +270,7 @@ def test_a_failing_step_ends_its_generations_and_the_engine_goes_on(
     start: Start, endless: Policy, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = start(Watched(**vars(endless)))
-    bad, good = generation([300]), generation()
+    bad, good = generation([300, 300]), generation()
     run(engine, bad)
     run(engine, good)
     assert (bad.finish, good.finish) == ("error", "length")
