@@ -174,10 +174,13 @@ def training_tasks(project: Project) -> str:
 
 
 def validation_tasks(project: Project) -> str:
-    tasks = trainer_checks.validation_tasks(project)
-    if not tasks:
+    if not project.config.data.val:
         raise Doubt("data.val is not set, so nothing is measured.", "Name a JSON Lines file of held-out tasks.")
-    return f"{len(tasks)} in {project.config.data.val}"
+    return tasks_to_measure(project)
+
+
+def tasks_to_measure(project: Project) -> str:
+    return f"{len(trainer_checks.tasks_to_measure(project))} in {project.config.data.val}"
 
 
 def packages(project: Project) -> str:
@@ -286,9 +289,10 @@ def disk(project: Project) -> str:
 
 AGENT: dict[str, Check] = {"agent": agent_command, "workspace": workspace, "port": port}
 SERVING: dict[str, Check] = AGENT | {"packages": packages, "model": policy}
-EVALUATION: dict[str, Check] = SERVING | {"reward": reward, "validation tasks": validation_tasks}
+SCORING: dict[str, Check] = SERVING | {"reward": reward, "validation tasks": validation_tasks}
+EVALUATION: dict[str, Check] = SCORING | {"validation tasks": tasks_to_measure}
 TRAINING: dict[str, Check] = (
-    {"training tasks": training_tasks} | EVALUATION | {"gpu": gpu, "training": training, "isolation": isolation}
+    {"training tasks": training_tasks} | SCORING | {"gpu": gpu, "training": training, "isolation": isolation}
 )
 ALL: dict[str, Check] = {"python": python} | TRAINING | {"disk": disk}
 
@@ -296,4 +300,4 @@ ALL: dict[str, Check] = {"python": python} | TRAINING | {"disk": disk}
 def all_for(project: Project) -> dict[str, Check]:
     """Every check that concerns the project: with a model server that is not agl's, nothing is trained."""
     own = project.config.model.endpoint is None
-    return ALL if own else {name: check for name, check in ALL.items() if name in EVALUATION or name not in TRAINING}
+    return ALL if own else {name: check for name, check in ALL.items() if name in SCORING or name not in TRAINING}

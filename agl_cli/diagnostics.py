@@ -20,15 +20,17 @@ def exit_code(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, ConfigError):
         return USAGE
-    return MISSING if isinstance(error, PreconditionError) else FAILED
+    return MISSING if isinstance(error, PreconditionError | OSError) else FAILED
 
 
-def report(error: AglError | KeyboardInterrupt) -> int:
-    """Show the error; returns the exit code that belongs to it."""
+def report(error: AglError | OSError | KeyboardInterrupt) -> int:
+    """Show the error; returns the exit code that belongs to it. An OSError is one of a file."""
     if os.environ.get("AGL_CLI_DEBUG"):
         note("".join(traceback.format_exception(error)).rstrip())
     if isinstance(error, AglError):
         problem(error.what, error.fix)
+    elif isinstance(error, OSError):
+        problem(f"{error.filename}: {error.strerror}.", "Look at its folder: is it there, writable, and not full?")
     else:
         note("Interrupted.")
     return exit_code(error)

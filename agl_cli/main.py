@@ -4,7 +4,8 @@ Each command lives in `agl_cli.commands.<name>`, loaded only when it is run or a
 defines either a function of the command's name, with Typer's annotations, or `app`, a `typer.Typer` with commands of
 its own. The one-line helps stand here so that the list of commands needs none of the modules.
 
-A command raises `AglError`; the group turns it into a message and an exit code (`diagnostics`).
+A command raises `AglError`, or lets pass what the system says of a file; the group turns either into a message and an
+exit code (`diagnostics`).
 """
 
 from __future__ import annotations
@@ -74,9 +75,11 @@ class LazyGroup(TyperGroup):
             if sys.platform == "win32":
                 raise PreconditionError("agl does not run on Windows itself.", "Use it in WSL, or on Linux or macOS.")
             return super().invoke(ctx)
-        except (AglError, KeyboardInterrupt) as error:
+        except (AglError, KeyboardInterrupt, OSError) as error:
             from agl_cli import diagnostics
 
+            if isinstance(error, OSError) and error.filename is None:
+                raise
             raise typer.Exit(diagnostics.report(error)) from error
 
 

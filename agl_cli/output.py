@@ -30,6 +30,10 @@ def compact(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """None is shown as nothing."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]

@@ -44,9 +44,8 @@ def demo(
     if code := checks.require(project, checks.TRAINING):
         raise typer.Exit(code)
     diagnostics.note(f"{path}: an agent that imports openai, its tasks, a reward function, a small warm policy.")
-    diagnostics.note(
-        f"Training for {project.config.train.steps} steps, seed {seed}. Ctrl-C once stops; rerun to resume."
-    )
+    steps = output.counted(project.config.train.steps, "step")
+    diagnostics.note(f"Training for {steps}, seed {seed}. Ctrl-C once stops; rerun to resume.")
     outcome = asyncio.run(run_parts(project, chosen, command="demo"))
     if outcome.summary:
         _show(path, seed, project, outcome, as_json=as_json)
@@ -96,7 +95,8 @@ def _show(path: Path, seed: int, project: Project, outcome: Outcome, *, as_json:
             output.emit(f"step {row['step']:>3}  {bar(row['reward_mean']):<{BAR_WIDTH}}  {row['reward_mean']:.2f}")
     for name, value in measured.items():
         output.emit(f"{name:<7} {pass_at_1(value)} on {value['tasks']} held-out tasks")
-    output.emit(f"{summary['steps']} steps in {summary['train_seconds']:.0f} s, {summary['seconds']:.0f} s in all")
+    steps = output.counted(summary["steps"], "step")
+    output.emit(f"{steps} in {summary['train_seconds']:.0f} s, {summary['seconds']:.0f} s in all")
     if summary["checkpoint"]:
         output.emit(f"checkpoint: {summary['checkpoint']}")
     if outcome.code == diagnostics.DONE:

@@ -49,7 +49,8 @@ def run(
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the agent on one task and show its reward, its conversation, its model calls and the samples they make."""
+    """Run the agent on one task and show its reward, its conversation, its model calls and the samples they make. An
+    agent that fails is data, scored as in training: exit code 1 means that the rollout was lost."""
     opened = open_project(project, settings)
     chosen = pick(opened, task)
     running = read_record(opened.state_dir)

@@ -79,7 +79,9 @@ def _show(value: dict[str, Any]) -> None:
     summary = value["summary"]
     if summary is not None:
         reached = f", {pass_at_1(summary['after'])}" if summary["after"] else ""
-        output.emit(f"last {summary['mode']}: {summary['ended']} after {summary['steps']} steps{reached}")
+        output.emit(
+            f"last {summary['mode']}: {summary['ended']} after {output.counted(summary['steps'], 'step')}{reached}"
+        )
         if summary["reason"]:
             output.emit(summary["reason"])
 

@@ -68,7 +68,8 @@ def _show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         output.emit_json(summary)
         return
-    output.emit(f"{summary['ended'].replace('_', ' ')} after {summary['steps']} steps, {summary['seconds']:.0f} s")
+    steps = output.counted(summary["steps"], "step")
+    output.emit(f"{summary['ended'].replace('_', ' ')} after {steps}, {summary['seconds']:.0f} s")
     for name in ("before", "after"):
         if summary[name]:
             output.emit(f"{name:<11} {pass_at_1(summary[name])} on {summary[name]['tasks']} tasks")

@@ -46,6 +46,8 @@ from agl_runtime.schemas import (
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 3.0
 RETRIED_STATUSES = frozenset({502, 503, 504})
+SPOKEN = {401: KeyRefusedError, 403: KeyRefusedError, 404: NotFoundError, 409: ConflictError}
+"""Statuses whose detail is a whole message: what is wrong and what to do."""
 _ROLLOUTS = TypeAdapter(list[Rollout])
 _EVENTS = TypeAdapter(list[Event])
 _GRANTS = TypeAdapter(list[Grant])
@@ -219,8 +221,7 @@ async def _raise_for(response: aiohttp.ClientResponse) -> None:
         detail = str(orjson.loads(await response.read())["detail"]).rstrip(".")
     except (orjson.JSONDecodeError, TypeError, KeyError):
         detail = "no detail"
-    kind = {401: KeyRefusedError, 403: KeyRefusedError, 404: NotFoundError, 409: ConflictError}.get(
-        response.status, GatewayError
-    )
+    if response.status in SPOKEN:
+        raise SPOKEN[response.status](f"{detail}.", status=response.status)
     what = f"The gateway answered {response.status} to {response.method} {response.url.path}: {detail}."
-    raise kind(what, "Look at `agl logs gateway`.", status=response.status)
+    raise GatewayError(what, "Look at `agl logs gateway`.", status=response.status)

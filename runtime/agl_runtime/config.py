@@ -281,6 +281,9 @@ def find_config(start: Path) -> Path:
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{file} is not valid YAML: line {line}: {error.problem}.", "Correct the file.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid YAML: {error}.", "Correct the file.") from error
     except OSError as error:

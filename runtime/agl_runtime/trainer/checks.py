@@ -29,13 +29,23 @@ def validation_tasks(project: Project) -> tuple[Task, ...]:
     return load_tasks(project.path(data.val), "data.val", project.config.eval.limit) if data.val else ()
 
 
+def tasks_to_measure(project: Project) -> tuple[Task, ...]:
+    """The validation tasks, of which there must be some."""
+    tasks = validation_tasks(project)
+    if not tasks:
+        raise ConfigError("There are no validation tasks.", "Set data.val in agl.yaml to a JSON Lines file.")
+    return tasks
+
+
 def policy_folder(project: Project, policy: Path | None = None) -> Path:
     """`policy`, or else model.path."""
     if policy is None and not project.config.model.path:
         raise ConfigError("There is no policy.", "Set model.path in agl.yaml to a Hugging Face folder.")
     folder = policy or project.path(str(project.config.model.path))
+    name = "--policy" if policy else "model.path"
+    if not folder.is_dir():
+        raise ConfigError(f"There is no folder {folder} ({name}).", "Name a folder in Hugging Face layout.")
     if not (folder / "config.json").is_file():
-        name = "--policy" if policy else "model.path"
         raise ConfigError(f"{folder} ({name}) holds no config.json.", "Name a folder in Hugging Face layout.")
     return folder
 

@@ -95,9 +95,7 @@ async def evaluate(
     """Measure a policy (the newest checkpoint, or else the base) on the validation tasks; writes summary.json, in which
     `after` is the result. Raises AglError."""
     project, config = part.project, part.project.config
-    tasks = checks.validation_tasks(project)
-    if not tasks:
-        raise ConfigError("There are no validation tasks.", "Set data.val in agl.yaml to a JSON Lines file.")
+    tasks = checks.tasks_to_measure(project)
     if samples is not None and samples < 1:
         raise ConfigError(f"--samples is {samples}.", "It must be at least 1.")
     checks.require_reward(config)

@@ -113,6 +113,7 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path: Path, name: str) 
 
 
 BAD_SETTINGS = {
+    "a model folder that is not there": ("model.path=nope", 2, "There is no folder"),
     "a program that is not there": ("agent.command=nosuchagent {question}", 3, "`nosuchagent`, which was not found"),
     "a script that is not there": ("agent.command=./gone.sh", 3, "`./gone.sh`, which was not found"),
     "open quotes": ("agent.command='\"python'", 2, "cannot be split into arguments"),
@@ -135,6 +136,13 @@ def test_a_bad_setting_is_refused(tmp_path: Path, name: str, monkeypatch: pytest
     result = agl("up", "--project", str(make_project(tmp_path / "project")), "--set", item)
     assert (result.exit_code, result.stdout) == (code, "")
     assert what in result.stderr
+
+
+@pytest.mark.parametrize(("file", "code"), [("val.jsonl", 0), ("null", 2)])
+def test_only_a_measurement_needs_validation_tasks(tmp_path: Path, file: str, code: int) -> None:
+    project = open_project(make_project(tmp_path / "project"), [f"data.val={file}"])
+    assert checks.require(project, checks.EVALUATION) == code
+    assert checks.require(project, checks.SCORING) == 0
 
 
 def test_several_failures_are_all_shown(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -85,6 +87,23 @@ def test_an_error_is_two_sentences_and_its_exit_code(
     result = invoke_with(fail, monkeypatch)
     assert (result.exit_code, result.stdout) == (code, "")
     assert result.stderr == f"Error: {error.what}\n  {error.fix}\n"
+
+
+def test_what_the_system_says_of_a_file_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/the/agent/agl.yaml")
+
+    result = invoke_with(fail, monkeypatch)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.startswith("Error: /the/agent/agl.yaml: Read-only file system.\n  Look at its folder")
+
+
+def test_an_error_of_no_file_is_unforeseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output"):
+        invoke_with(fail, monkeypatch)
 
 
 def test_debugging_adds_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

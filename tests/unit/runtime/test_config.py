@@ -42,7 +42,8 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
         ),
         (MINIMAL + "  env: {AGL_KEY: x}\n", r"AGL_KEY are set by agl for each rollout"),
         (MINIMAL + "  reports_reward: true\nreward:\n  function: r.py:f\n", r"gives the reward, not both"),
-        ("agent: [\n", r"agl\.yaml is not valid YAML"),
+        ("agent: [\n", r"agl\.yaml is not valid YAML: line 2: expected the node content"),
+        ("agent: a\tb\0\n", r"agl\.yaml is not valid YAML"),
         ("- a\n", r"agl\.yaml holds no mapping"),
     ],
 )

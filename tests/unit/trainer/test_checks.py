@@ -36,10 +36,12 @@ def test_validation_tasks_are_optional_and_may_be_limited() -> None:
     assert len(checks.validation_tasks(make_project(ROOT, {"eval.limit": "1"}))) == 1
 
 
-def test_a_policy_is_a_folder_with_a_configuration() -> None:
+def test_a_policy_is_a_folder_with_a_configuration(tmp_path: Path) -> None:
     project = make_project(ROOT)
     assert checks.policy_folder(project) == project.root / "base"
-    with pytest.raises(ConfigError, match=r"empty \(--policy\) holds no config\.json"):
-        checks.policy_folder(project, Path("empty"))
+    with pytest.raises(ConfigError, match=r" \(--policy\) holds no config\.json"):
+        checks.policy_folder(project, tmp_path)
+    with pytest.raises(ConfigError, match=r"There is no folder gone \(--policy\)"):
+        checks.policy_folder(project, Path("gone"))
     with pytest.raises(ConfigError, match=r"There is no policy\. Set model\.path"):
         checks.policy_folder(make_project(ROOT, {"model.path": "null"}))

@@ -60,7 +60,7 @@ def _own_status(gateway: Gateway) -> PartStatus:
         pid=os.getpid(),
         state="holding" if proxy.paused else "running",
         waiting_for=None if has_model else "a model server",
-        detail={"inflight": proxy.inflight, "held": proxy.held, "held_total_s": gateway.hold.held_total_s},
+        detail={"inflight": proxy.inflight, "held": proxy.held, "held_total_s": round(gateway.hold.held_total_s, 1)},
         updated_at=time.time(),
     )
 

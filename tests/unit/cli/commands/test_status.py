@@ -19,7 +19,7 @@ STEP: dict[str, Any] = {
     "agent_rss_mb": 60.0, "update_s": 0.25, "skipped": None,
 }  # fmt: skip
 SUMMARY: dict[str, Any] = {
-    "mode": "train", "ended": "no_signal", "steps": 3, "reason": "No signal: all rewards are equal.", "after": None,
+    "mode": "train", "ended": "no_signal", "steps": 1, "reason": "No signal: all rewards are equal.", "after": None,
 }  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def test_the_last_run_is_told_when_nothing_runs(tmp_path: Path) -> None:
     assert status(root).stdout.splitlines() == [
         "Nothing runs here.",
         "step 3  reward 0.50 ± 0.50  2 groups  4 rollouts  20 tokens/s  0.50 CPU s and 60 MB an agent  update 0.25 s",
-        "last train: no_signal after 3 steps",
+        "last train: no_signal after 1 step",
         "No signal: all rewards are equal.",
     ]
 
