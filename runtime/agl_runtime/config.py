@@ -114,12 +114,13 @@ class GatewayConfig(_Section):
     port: int = Field(default=0, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     hold_limit_s: float = Field(default=240.0, gt=0)
-    """Longest time that a call is held while weights change; then 429 with Retry-After. Keep it below the shortest
-    time-out of the agent's client."""
+    """Longest time that a call is held while weights change or the model server cannot be reached; then 429 with
+    Retry-After. Keep it below the shortest time-out of the agent's client."""
     upstream_timeout_s: float = Field(default=600.0, gt=0)
     """Longest silence of the model server within a call."""
     upstream_retries: int = Field(default=4, ge=0, le=20)
-    """Tries after the first, while no byte of an answer has come."""
+    """Tries after the first, while no byte of an answer has come. A server that cannot be reached is waited for instead,
+    up to `hold_limit_s`."""
     distribution_params: Literal["refuse", "record"] = "record"
     """Calls in train mode that set top_p, top_k, penalties, min_p or logit_bias: refuse them, or record them as not
     trainable unless the server's log-probabilities are those of the changed distribution."""

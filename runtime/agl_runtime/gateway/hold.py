@@ -1,8 +1,9 @@
-"""Holding calls while the weights change, and counting those at a model server.
+"""Holding calls while the weights change or their model server is away, and counting those at a model server.
 
-New calls wait while the gateway is paused or no model is registered; past the limit they get 429 with Retry-After,
-which harnesses wait out. `inflight` counts admitted calls until their record is durable: when it reaches zero nothing
-that was sampled from the old weights is still on its way. A held call is not in flight.
+New calls wait while the gateway is paused or no model is registered, and admitted ones while their server cannot be
+reached; past the limit they get 429 with Retry-After, which harnesses wait out. `inflight` counts admitted calls until
+their record is durable: when it reaches zero nothing that was sampled from the old weights is still on its way. A held
+call is not in flight.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Hold:
     _pause: PauseRequest | None = None
     _has_model: bool = False
     _closing: bool = False
+    _registrations: int = 0
     _moved: Signal = field(default_factory=Signal)
+    _landed: Signal = field(default_factory=Signal)
     _inflight: int = 0
     _held: int = 0
     _held_since: float = 0.0
@@ -58,12 +61,14 @@ class Hold:
 
     def set_has_model(self, has_model: bool) -> None:
         self._has_model = has_model
+        self._registrations += 1
         self._moved.fire()
 
     def close(self) -> None:
         """Refuse what is held and everything that would be: the gateway stops."""
         self._closing = True
         self._moved.fire()
+        self._landed.fire()
 
     async def admit(self, keep_alive: Callable[[], None]) -> None:
         """Return as soon as a call may go on; the caller enters `flight` before it awaits anything. Calls `keep_alive`
@@ -85,15 +90,36 @@ class Hold:
         try:
             yield
         finally:
-            self._inflight -= 1
-            if not self._inflight:
-                self._moved.fire()
+            self._land()
+
+    async def outlast(self, since: float, pause_s: float, keep_alive: Callable[[], None]) -> bool:
+        """Hold a call in flight whose model server cannot be reached since `since`: for `pause_s` or until models are
+        registered, and on while the gateway is not open. False when it was held past the limit since then."""
+        registrations, again_at = self._registrations, self.clock() + pause_s
+        self._land()
+        try:
+            with self._holding():
+                while not self.is_open or (self._registrations == registrations and self.clock() < again_at):
+                    left_s = since + self.limit_s - self.clock()
+                    if left_s <= 0 or self._closing:
+                        return False
+                    wait_s = min(left_s, max(again_at - self.clock(), 0.0) if self.is_open else KEEP_ALIVE_S)
+                    if not await self._moved.wait(self._moved.count, wait_s) and self.clock() - since >= KEEP_ALIVE_S:
+                        keep_alive()
+                return True
+        finally:
+            self._inflight += 1  # before the caller awaits anything
+
+    def _land(self) -> None:
+        self._inflight -= 1
+        if not self._inflight:
+            self._landed.fire()
 
     async def drained(self, wait_s: float) -> ProxyState:
         """Wait up to `wait_s` for nothing to be in flight."""
         give_up_at = self.clock() + wait_s
         while self._inflight and not self._closing and (left_s := give_up_at - self.clock()) > 0:
-            await self._moved.wait(self._moved.count, left_s)
+            await self._landed.wait(self._landed.count, left_s)
         return self.state()
 
     @contextmanager

@@ -89,6 +89,7 @@ class ServerFailed(UpstreamError):
     """The model server answered with an error, whose text is `message`, or with nonsense (status 200), or not at all.
 
     `is_silence`: it took the request and then said nothing, so that another try would only double its work.
+    `is_away`: it never took the request, for nothing listens there.
     """
 
     what: str
@@ -98,6 +99,7 @@ class ServerFailed(UpstreamError):
     code: str | None = None
     retry_after_s: int | None = None
     is_silence: bool = False
+    is_away: bool = False
 
     def __post_init__(self) -> None:
         super().__init__(self.what, "Look at the model server's log.", status=self.status)

@@ -160,7 +160,8 @@ class CallService:
         """The whole answer of the model server; every other end is put on record here."""
         try:
             call.allow_cancel()
-            async with self.upstream.send(name, call.attempt.rollout_id, call.request.operation, body) as reply:
+            operation, keep_alive = call.request.operation, call.keep_alive
+            async with self.upstream.send(name, call.attempt.rollout_id, operation, body, keep_alive) as reply:
                 call.reply = reply
                 if call.request.stream:
                     return _finished(await self._follow(call, reply))

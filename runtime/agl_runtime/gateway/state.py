@@ -83,7 +83,7 @@ def build(config: Config, store: Store, admin_key: str) -> Gateway:
     registry, hold, metrics = Registry(model.name), Hold(gateway.hold_limit_s), Metrics()
     attempts = Attempts(store, model.name)
     keys = {model.endpoint: model.api_key.get_secret_value()} if model.endpoint and model.api_key else {}
-    upstream = Upstream(registry, gateway.upstream_retries, gateway.upstream_timeout_s, keys)
+    upstream = Upstream(registry, hold, gateway.upstream_retries, gateway.upstream_timeout_s, keys)
     recorder = Recorder(store, registry, metrics)
     calls = CallService(store, config, hold, registry, upstream, attempts, metrics, recorder)
     return Gateway(config, store, admin_key, hold, registry, upstream, attempts, calls, metrics)

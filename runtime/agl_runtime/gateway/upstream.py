@@ -1,8 +1,9 @@
 """The way to the model servers: one try after another until the first byte, and never a second answer after it.
 
-A try is repeated, with growing pauses and on the rollout's next endpoint, when the server could not be reached, dropped
-the connection unanswered, or answered 408, 409, 429 or 5xx. Leaving `send` closes a connection whose answer was not
-read to its end, which tells the model server to stop generating.
+A try is repeated, with growing pauses and on the rollout's next endpoint, when the server dropped the connection
+unanswered, or answered 408, 409, 429 or 5xx. A call whose server cannot be reached at all is held, as if no model were
+registered: a trainer that was killed serves again soon, maybe elsewhere. Leaving `send` closes a connection whose
+answer was not read to its end, which tells the model server to stop generating.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import aiohttp
 import orjson
 
 from agl_runtime.gateway.bodies import is_tellable
-from agl_runtime.gateway.internal import CallRefused, Json, Operation, ServerFailed
+from agl_runtime.gateway.hold import Hold
+from agl_runtime.gateway.internal import HELD_CODE, CallRefused, Json, Operation, ServerFailed
 from agl_runtime.gateway.registry import Registry
 from agl_runtime.schemas import Model
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 8.0
+LONGEST_AWAY_PAUSE_S = 2.0
 CONNECT_TIMEOUT_S = 10.0
 RETRIED_STATUSES = frozenset({408, 409, 429})
 OVERFLOW_CODE = "context_length_exceeded"
@@ -65,6 +68,7 @@ class Upstream:
     where their registration names none; `pause` sleeps between tries."""
 
     registry: Registry
+    hold: Hold
     retries: int
     idle_timeout_s: float
     keys: Mapping[str, str] = field(repr=False)
@@ -84,29 +88,45 @@ class Upstream:
             self._session = None
 
     @asynccontextmanager
-    async def send(self, name: str, rollout_id: str, operation: Operation, body: bytes) -> AsyncIterator[Reply]:
-        """Raises ServerFailed when no server of the model `name` gave an answer."""
-        reply = await self._first_answer(name, rollout_id, operation, body)
+    async def send(
+        self, name: str, rollout_id: str, operation: Operation, body: bytes, keep_alive: Callable[[], None]
+    ) -> AsyncIterator[Reply]:
+        """For a call in flight. Raises ServerFailed when no server of the model `name` gave an answer."""
+        reply = await self._first_answer(name, rollout_id, operation, body, keep_alive)
         try:
             yield reply
         finally:
             reply._response.close()
 
-    async def _first_answer(self, name: str, rollout_id: str, operation: Operation, body: bytes) -> Reply:
-        tried = 0
+    async def _first_answer(
+        self, name: str, rollout_id: str, operation: Operation, body: bytes, keep_alive: Callable[[], None]
+    ) -> Reply:
+        tried, outages, away_since = 0, 0, 0.0
         while True:
             model = self.registry.route(name, rollout_id)
-            if model is None:
-                raise ServerFailed("The model server was withdrawn.")
             try:
+                if model is None:
+                    raise ServerFailed("The model server was withdrawn.", is_away=True)
                 return Reply(model, tried, await self._try(model, operation, body))
             except ServerFailed as error:
-                if error.status is None:
+                if model is not None and error.status is None:
                     self.registry.report_failure(model)
+                if error.is_away:
+                    away_since = away_since if outages else self.hold.clock()
+                    pause_s = min(_pause_s(outages, None), LONGEST_AWAY_PAUSE_S)
+                    if not await self.hold.outlast(away_since, pause_s, keep_alive):
+                        raise self._given_up(error) from error
+                    outages += 1
+                    continue
                 if tried >= self.retries or not _may_retry(error):
                     raise
                 await self.pause(_pause_s(tried, error.retry_after_s))
             tried += 1
+
+    def _given_up(self, error: ServerFailed) -> ServerFailed:
+        what = f"{error.what} The call was held for as long as gateway.hold_limit_s allows."
+        after_s = self.hold.state().retry_after_seconds
+        return ServerFailed(what, status=429, code=HELD_CODE, retry_after_s=after_s)
 
     async def _try(self, model: Model, operation: Operation, body: bytes) -> aiohttp.ClientResponse:
         if self._session is None:
@@ -128,8 +148,10 @@ def _wrapped(model: Model) -> Iterator[None]:
         yield
     except aiohttp.SocketTimeoutError as error:
         raise ServerFailed(f"The model server at {model.endpoint} fell silent.", is_silence=True) from error
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise ServerFailed(f"The model server at {model.endpoint} could not be reached.", is_away=True) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        what = f"The model server at {model.endpoint} could not be reached or broke off ({type(error).__name__})."
+        what = f"The model server at {model.endpoint} broke off ({type(error).__name__})."
         raise ServerFailed(what) from error
 
 
@@ -141,7 +163,8 @@ def refusal_for(error: ServerFailed) -> CallRefused:
             return CallRefused(error.message, http_status=400, reason="context_overflow", code=OVERFLOW_CODE)
         return CallRefused(error.message, http_status=status)
     told = status if status is not None and (status == 429 or status >= 500) else 504 if error.is_silence else 502
-    return CallRefused(error.what, error.fix, http_status=told, retry_after_s=error.retry_after_s, infrastructure=True)
+    code, after_s = error.code, error.retry_after_s
+    return CallRefused(error.what, error.fix, http_status=told, code=code, retry_after_s=after_s, infrastructure=True)
 
 
 def decode(data: bytes) -> Any:

@@ -122,7 +122,7 @@ async def test_many_rollouts_end_and_none_is_lost_or_run_twice(tmp_path: Path) -
 
 
 async def test_a_dead_model_server_fails_a_rollout_without_a_reward(tmp_path: Path) -> None:
-    settings = {"agent": {"command": [PYTHON, "agent.py", "x"], "attempts": 2}, "gateway": {"upstream_retries": 0}}
+    settings = {"agent": {"command": [PYTHON, "agent.py", "x"], "attempts": 2}, "gateway": {"hold_limit_s": 0.1}}
     async with world(tmp_path, {"agent.py": ASK, **REWARD}, **settings, **JUDGED) as here, controller(here):
         here.gateway.register("http://127.0.0.1:9/v1")
         await here.add(1)

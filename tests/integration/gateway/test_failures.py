@@ -69,13 +69,51 @@ async def test_a_broken_server_is_told_in_openais_shape_and_recorded(
     assert failure["message"].startswith("The model server")
 
 
-async def test_a_dead_server_is_told_and_recorded(gateway: RunningGateway, model: FakeModelServer) -> None:
+async def test_a_server_that_stays_away_past_the_hold_limit_is_told_and_recorded(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, config(gateway={"hold_limit_s": 0.05})) as gateway:
+        await gateway.add()
+        gateway.register("http://127.0.0.1:9/v1")
+        response = await post(gateway)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "5")
+        assert response.headers["x-agl-paused"] == "true"
+        assert "http://127.0.0.1:9/v1 could not be reached" in response.json()["error"]["message"]
+        assert await reasons(gateway) == ["error"]
+        assert len(await failures(gateway)) == 1
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_server_that_dies_under_a_call_and_comes_back_costs_the_agent_nothing_but_time(
+    tmp_path: Path, elsewhere: bool
+) -> None:
+    """Its connection breaks before the first byte, and then nothing listens until it serves again."""
+    async with running_gateway(tmp_path, config(gateway={"upstream_retries": 1})) as gateway:
+        await gateway.add()
+        with FakeModelServer([Answer(gated=True)]) as first:
+            gateway.register(first.url, version=3, run_epoch=1)
+            task = asyncio.create_task(post(gateway))
+            await asyncio.to_thread(first.wait_for, lambda server: len(server.requests) == 1)
+        async with asyncio.timeout(20):
+            while gateway.gateway.hold.state().held == 0:
+                await asyncio.sleep(0.01)
+        assert gateway.gateway.hold.state().inflight == 0
+        with FakeModelServer([Answer("again")], port=0 if elsewhere else first.port) as second:
+            if elsewhere:
+                gateway.gateway.set_models(None)
+                gateway.register(second.url, version=3, run_epoch=2)
+            assert (await task).json()["choices"][0]["message"]["content"] == "again"
+        (call,) = await gateway.calls()
+        assert (call.info.trainable, call.info.reason) == (True, None)
+        assert gateway.gateway.hold.held_total_s > 0
+        assert await failures(gateway) == []
+
+
+async def test_a_harness_that_leaves_while_its_server_is_away_leaves_a_cut_call(gateway: RunningGateway) -> None:
     gateway.gateway.set_models(None)
     gateway.register("http://127.0.0.1:9/v1")
-    response = await post(gateway)
-    assert response.status_code == 502
-    assert "http://127.0.0.1:9/v1 could not be reached" in response.json()["error"]["message"]
-    assert await reasons(gateway) == ["error"]
+    with pytest.raises(httpx.ReadTimeout):
+        await gateway.http.post(f"{gateway.base()}/chat/completions", json=BODY, timeout=0.2)
+    assert await reasons(gateway) == ["cut"]
+    assert (gateway.gateway.hold.state().held, gateway.gateway.hold.state().inflight) == (0, 0)
 
 
 async def test_a_silent_server_is_told_and_not_asked_again(tmp_path: Path, model: FakeModelServer) -> None:

@@ -133,3 +133,54 @@ async def test_a_stopping_gateway_refuses_what_is_held() -> None:
     hold.close()
     with pytest.raises(CallRefused, match="gateway is stopping"):
         await task
+
+
+def outlasting(hold: Hold, since: float, pause_s: float) -> asyncio.Task[bool]:
+    async def call() -> bool:
+        with hold.flight():
+            return await hold.outlast(since, pause_s, nothing)
+
+    return asyncio.create_task(call())
+
+
+async def test_a_call_whose_server_is_away_is_held_and_not_in_flight_until_models_are_registered() -> None:
+    hold, clock = opened()
+    task = outlasting(hold, clock.now, 30)
+    draining = asyncio.create_task(hold.drained(10))
+    await settle()
+    assert (hold.state().held, hold.state().inflight) == (1, 0)
+    assert (await draining).inflight == 0
+    clock.now += 7
+    hold.pause(PauseRequest())
+    hold.set_has_model(True)
+    await settle()
+    assert not task.done(), "a gateway that is paused holds it on"
+    hold.resume()
+    assert await task
+    assert (hold.state().held, hold.state().inflight, hold.held_total_s) == (0, 0, 7)
+
+
+async def test_a_server_that_is_away_is_asked_again_after_the_pause() -> None:
+    hold, clock = opened()
+    assert await outlasting(hold, clock.now, 0)
+
+
+async def test_a_server_that_is_away_past_the_limit_is_given_up() -> None:
+    hold, clock = opened(limit_s=30)
+    assert not await outlasting(hold, clock.now - 30, 5)
+
+
+async def test_a_stopping_gateway_gives_up_on_a_server_that_is_away() -> None:
+    hold, clock = opened()
+    task = outlasting(hold, clock.now, 30)
+    await settle()
+    hold.close()
+    assert not await task
+
+
+async def test_a_call_whose_server_stays_away_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hold_module, "KEEP_ALIVE_S", 0.0)
+    hold, clock = opened()
+    hold.pause(PauseRequest())
+    with hold.flight():
+        assert await hold.outlast(clock.now, 0, hold.resume)
