@@ -41,23 +41,21 @@ class _Stop:
         self._supervisor = supervisor
         self._display = display
         self.asked = asyncio.Event()
-        self.interrupted = False
 
     def __enter__(self) -> _Stop:
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().remove_signal_handler(number)
 
-    def _on_signal(self, number: int) -> None:
+    def _on_signal(self) -> None:
         if self.asked.is_set():
             self._display.say("Killing the parts.")
             self._supervisor.kill()
             return
-        self.interrupted = number == signal.SIGINT
         self._display.say("Stopping; what was recorded and trained is kept. Ctrl-C again kills the parts at once.")
         self.asked.set()
 
@@ -86,7 +84,7 @@ async def run_parts(project: Project, settings: Sequence[str], *, command: str, 
     if end is not None and end.code != diagnostics.DONE:
         raise part_error(end)
     summary = read_summary(project.state_dir)
-    return _outcome(None if summary == before else summary, ended=end is not None, interrupted=stop.interrupted)
+    return _outcome(None if summary == before else summary, ended=end is not None)
 
 
 def part_commands(project: Project, settings: Sequence[str], *trainer: str) -> list[PartCommand]:
@@ -108,9 +106,9 @@ async def _first_of(supervisor: Supervisor, stop: _Stop) -> PartEnd | None:
     return end if isinstance(end, PartEnd) else None
 
 
-def _outcome(summary: dict[str, Any] | None, *, ended: bool, interrupted: bool) -> Outcome:
-    """`ended`: the trainer came to its end by itself."""
-    if interrupted:
+def _outcome(summary: dict[str, Any] | None, *, ended: bool) -> Outcome:
+    """`ended`: the trainer came to its end by itself. A run that was stopped before its end never looks complete."""
+    if not ended and (summary is None or summary["ended"] != "complete"):
         return Outcome(diagnostics.INTERRUPTED, summary)
     failed = ended and (summary is None or summary["ended"] in ("failed", "no_signal"))
     return Outcome(diagnostics.FAILED if failed else diagnostics.DONE, summary)

@@ -33,8 +33,8 @@ def up(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train the policy. One Ctrl-C stops gracefully and a second one kills; run it again to resume. With --json stdout
-    holds one object when the run has ended, the content of .agl/summary.json."""
+    """Train the policy. One Ctrl-C (or SIGTERM) stops gracefully, with exit code 130, and a second one kills; run it
+    again to resume. With --json stdout holds one object when the run has ended, the content of .agl/summary.json."""
     opened = open_project(project, settings)
     findings = checks.examine(opened, checks.TRAINING)
     if code := checks.refuse(findings):

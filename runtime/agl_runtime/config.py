@@ -119,8 +119,8 @@ class GatewayConfig(_Section):
     upstream_timeout_s: float = Field(default=600.0, gt=0)
     """Longest silence of the model server within a call."""
     upstream_retries: int = Field(default=4, ge=0, le=20)
-    """Tries after the first, while no byte of an answer has come. A server that cannot be reached is waited for instead,
-    up to `hold_limit_s`."""
+    """Tries after the first, while no byte of an answer has come. A server that cannot be reached is waited for, up to
+    `hold_limit_s`."""
     distribution_params: Literal["refuse", "record"] = "record"
     """Calls in train mode that set top_p, top_k, penalties, min_p or logit_bias: refuse them, or record them as not
     trainable unless the server's log-probabilities are those of the changed distribution."""

@@ -7,6 +7,7 @@ raise: a trainer killed at any moment of its dealings with the world.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -113,6 +114,7 @@ class FakeGateway:
 
     async def rollout(self, rollout_id: str) -> RolloutDetail:
         self._enter("rollout")
+        self._require(rollout_id)
         return RolloutDetail(rollout=self.rollouts_by_id[rollout_id], attempts=["0"])
 
     async def rollouts(self, states: Sequence[RolloutState], limit: int = 500) -> list[Rollout]:
@@ -121,9 +123,11 @@ class FakeGateway:
 
     async def terminal(self, after: int, *, limit: int = 1000, wait_s: float = 0.0) -> TerminalPage:
         self._enter("terminal")
-        while wait_s and len(self.order) <= after:
-            self.changed.clear()
-            await self.changed.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while len(self.order) <= after:
+                    self.changed.clear()
+                    await self.changed.wait()
         names = self.order[after : after + limit]
         items = [
             TerminalItem(
@@ -138,8 +142,7 @@ class FakeGateway:
 
     async def finish(self, rollout_id: str, state: RolloutState, error_message: str | None = None) -> None:
         self._enter("finish")
-        if rollout_id not in self.rollouts_by_id:
-            raise NotFoundError(f"There is no rollout {rollout_id}.", status=404)
+        self._require(rollout_id)
         if self.rollouts_by_id[rollout_id].status.state in TERMINAL_STATES:
             raise ConflictError(f"rollout {rollout_id} has ended", status=409)
         self._set(self.rollouts_by_id[rollout_id], state, error_message)
@@ -158,6 +161,7 @@ class FakeGateway:
         if self.deleted:
             self.deleted -= 1
             raise NotFoundError(f"There is no rollout {rollout_id}.", status=404)
+        self._require(rollout_id)
         end = self.ends[rollout_id]
         return RolloutCalls(rollout_id, "0", tuple(_calls(rollout_id, end)), end.reward)
 
@@ -199,6 +203,10 @@ class FakeGateway:
         self.before(name)
         self.log.append(name)
         self.asked.set()
+
+    def _require(self, rollout_id: str) -> None:
+        if rollout_id not in self.rollouts_by_id:
+            raise NotFoundError(f"There is no rollout {rollout_id}.", status=404)
 
     def _add(self, item: RolloutCreate) -> Rollout:
         name = str(item.rollout_id)

@@ -40,6 +40,7 @@ class Controller:
         self._held = HeldClock(self._renew)
         self._attempts = Attempts(client, runner, reward, self._held, settings)
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[str] = set()
         self._freed = asyncio.Event()
         self._changed = asyncio.Event()
         self._finished = 0
@@ -85,6 +86,7 @@ class Controller:
 
         def ended(_: asyncio.Task[None]) -> None:
             del self._running[rollout_id]
+            self._ending.discard(rollout_id)
             self._freed.set()
             self._changed.set()
 
@@ -127,6 +129,7 @@ class Controller:
 
     async def _finish(self, rollout_id: str, action: Finish) -> None:
         message = None if action.error_message is None else readable(action.error_message)
+        self._ending.add(rollout_id)  # its lease ends with it, maybe before the answer to this is here
         await self._client.finish(rollout_id, action.state, message)
         self._finished += 1
         self._failed += action.state is RolloutState.FAILED
@@ -146,7 +149,7 @@ class Controller:
         state = await self._client.renew(renewal)
         self._held.see(state.held_total_s)
         for rollout_id in state.lost:
-            if task := self._running.get(rollout_id):
+            if (task := self._running.get(rollout_id)) and rollout_id not in self._ending:
                 log.warning("rollout %s: its lease is lost, and its agent is ended", rollout_id)
                 task.cancel()
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -40,6 +41,7 @@ REWARD_LIMIT = 1e100  # sums and squares of rewards within it stay finite
 EVAL_RUN = "eval-"  # what the run id of a measurement begins with
 NO_REWARD = "ended without a reward"
 DELETED = "deleted from the store before the trainer had read it"
+UNENDED = (RolloutState.QUEUING, RolloutState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class RolloutDesk:
         self._timeout_s = timeout_s
         self._after = 0
         self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._stored: set[str] = set()
         self._fetches = asyncio.Semaphore(FETCHES)
 
     async def open(self) -> None:
@@ -130,12 +133,16 @@ class RolloutDesk:
             self._after = page.next_after
 
     async def watch(self) -> NoReturn:
-        """Follow the gateway's list of ended rollouts, for ever."""
+        """Follow the gateway's list of ended rollouts, for ever, and look for deleted ones, which never end."""
+        looked_at = time.monotonic()
         while True:
             page = await self._client.terminal(self._after, limit=PAGE, wait_s=POLL_WAIT_S)
             self._after = page.next_after
             for item in page.items:
                 self._resolve(item.rollout_id)
+            if time.monotonic() - looked_at >= POLL_WAIT_S:
+                await self._resolve_deleted()
+                looked_at = time.monotonic()
 
     async def enqueue(self, work: Sequence[Work]) -> None:
         """In the order given; rollouts that exist already are left as they are."""
@@ -145,6 +152,7 @@ class RolloutDesk:
             for create in chunk:
                 self._waiting.setdefault(str(create.rollout_id), asyncio.get_running_loop().create_future())
             for rollout in await self._client.add_rollouts(chunk):
+                self._stored.add(rollout.rollout_id)
                 if rollout.status.state in TERMINAL_STATES:
                     self._resolve(rollout.rollout_id)
 
@@ -154,8 +162,7 @@ class RolloutDesk:
 
     async def cancel(self, is_orphan: Callable[[Rollout], bool]) -> None:
         """End those waiting and running rollouts that nobody waits for any more."""
-        states = (RolloutState.QUEUING, RolloutState.RUNNING)
-        while found := [item for item in await self._client.rollouts(states, limit=PAGE) if is_orphan(item)]:
+        while found := [item for item in await self._client.rollouts(UNENDED, limit=PAGE) if is_orphan(item)]:
             await self.end(item.rollout_id for item in found)
 
     async def end(self, rollout_ids: Iterable[str]) -> None:
@@ -169,6 +176,7 @@ class RolloutDesk:
         async with self._fetches:
             ended = await self._fetch(rollout_id)
         del self._waiting[rollout_id]
+        self._stored.discard(rollout_id)
         if progress is not None:
             progress(ended)
         return ended
@@ -186,6 +194,14 @@ class RolloutDesk:
         elif not abs(reward) <= REWARD_LIMIT:  # nor is NaN
             reward, error = None, f"its reward is {reward:g}, which is not within +-{REWARD_LIMIT:g}"
         return Ended(rollout_id, reward, calls, error, used.get("cpu_s"), used.get("max_rss_mb"))
+
+    async def _resolve_deleted(self) -> None:
+        there = {item.rollout_id for item in await self._client.rollouts(UNENDED, limit=PAGE)}
+        for rollout_id in self._stored - there:  # most of them have ended, or are beyond the page
+            try:
+                await self._client.rollout(rollout_id)
+            except NotFoundError:
+                self._resolve(rollout_id)
 
     def _resolve(self, rollout_id: str) -> None:
         future = self._waiting.get(rollout_id)

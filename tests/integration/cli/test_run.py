@@ -64,7 +64,7 @@ def test_a_rollout_is_run_shown_listed_and_exported(root: Path) -> None:
     [
         (Answer(status=500), "answered 500"),
         (Answer(fault="garbage"), "The model server's answer is no JSON"),
-        (Answer(fault="drop"), "could not be reached or broke off"),
+        (Answer(fault="drop"), "broke off"),
         (Answer(gated=True), "fell silent"),
     ],
 )

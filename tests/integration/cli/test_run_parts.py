@@ -128,8 +128,9 @@ def test_a_second_interrupt_kills(run: Run) -> None:
     assert "Killing the parts." in result.stderr
 
 
-def test_being_stopped_by_down_is_no_failure(run: Run) -> None:
-    assert run("ended by down").exit_code == 0
+def test_a_run_that_is_stopped_by_down_does_not_look_complete(run: Run) -> None:
+    result = run("ended by down", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["ended"]) == (130, "stopped")
 
 
 def test_a_dry_run_prints_what_would_run(root: Path) -> None:

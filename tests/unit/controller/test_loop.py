@@ -219,6 +219,30 @@ async def test_an_agent_whose_lease_is_lost_is_ended_and_its_rollout_left_alone(
     assert not claims.states
 
 
+async def test_a_lease_that_ends_with_its_rollout_is_no_loss(caplog: pytest.LogCaptureFixture) -> None:
+    claims = FakeClaims()
+    renewed = asyncio.Event()
+
+    async def answer_late(name: str) -> None:
+        if name == "finish":
+            claims.lost = {"r1"}
+            await renewed.wait()
+
+    async def renew(name: str) -> None:
+        await answer_late(name)
+        if name == "report" and claims.lost:
+            renewals.append(name)
+            if len(renewals) > 3:
+                renewed.set()
+
+    renewals: list[str] = []
+    claims.before = renew
+    async with controlled(claims, FakeRunner(), settings=replace(SETTINGS, lease_s=0.01)):
+        await claims.add(granted())
+        await claims.until(lambda: claims.statuses and claims.statuses[-1].detail["finished"])
+    assert "lease is lost" not in caplog.text
+
+
 async def test_an_agent_past_its_time_is_killed_and_scored() -> None:
     claims = FakeClaims()
     async with controlled(claims, FakeRunner(lambda grant: None), FakeReward(), replace(SETTINGS, timeout_s=0.01)):

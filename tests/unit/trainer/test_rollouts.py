@@ -68,6 +68,24 @@ async def test_results_come_once_all_rollouts_of_the_work_have_ended_whoever_enq
     assert [item.cpu_s for item in ended] == [0.25, None, 0.25]
 
 
+async def test_a_rollout_that_is_deleted_while_it_is_waited_for_counts_as_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollouts, "POLL_WAIT_S", 0.01)
+    gateway = FakeGateway(lambda rollout: None)
+    desk = RolloutDesk(gateway, 10.0)  # type: ignore[arg-type]
+    await desk.open()
+    await desk.enqueue([WORK])
+    results = asyncio.create_task(desk.results(WORK))
+    for name in WORK.rollout_ids[:2]:
+        gateway.end(name, End(1.0))
+    del gateway.rollouts_by_id[WORK.rollout_ids[2]]
+    watching = asyncio.create_task(desk.watch())
+    ended = await asyncio.wait_for(results, 20)
+    watching.cancel()
+    assert [(item.reward, item.error) for item in ended] == [(1.0, None), (1.0, None), (None, rollouts.DELETED)]
+
+
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1.7e308, -1.01e100])
 async def test_a_reward_that_cannot_be_reckoned_with_is_none_and_says_why(reward: float) -> None:
     gateway = FakeGateway(lambda rollout: End(reward))
