@@ -87,7 +87,7 @@ def test_a_complete_run_shows_before_and_after(run: Run) -> None:
     result = run("ends")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        "complete after 1 steps, 3 s",
+        "complete after 1 step, 3 s",
         "before      pass@1 0.500 (0.100 to 0.900) on 2 tasks",
         "after       pass@1 0.750 (0.100 to 0.900) on 2 tasks",
         "checkpoint  /somewhere/1.1",
@@ -105,7 +105,7 @@ def test_json_is_one_object_and_progress_stays_on_stderr(run: Run) -> None:
 def test_no_signal_fails_with_its_reason(run: Run) -> None:
     result = run("ends", ended="no_signal", reason="No signal: every reward is 0.")
     assert result.exit_code == 1
-    assert "no signal after 1 steps" in result.stdout
+    assert "no signal after 1 step" in result.stdout
     assert "No signal: every reward is 0." in result.stderr
 
 
@@ -118,7 +118,7 @@ def test_a_part_with_a_wrong_configuration_ends_the_run_with_its_words(run: Run)
 def test_one_interrupt_stops_gracefully(run: Run) -> None:
     result = run("interrupted")
     assert result.exit_code == 130
-    assert "stopped after 1 steps" in result.stdout
+    assert "stopped after 1 step" in result.stdout
     assert "Ctrl-C again kills" in result.stderr
 
 
