@@ -49,6 +49,9 @@ class AgentConfig(_Section):
     always passed; HOME and TMPDIR are private to each rollout)."""
     home_files: list[str] = Field(default_factory=list)
     """Files or folders of your home, relative to it, that the private HOME shows read-only."""
+    warm: bool | list[str] = False
+    """Start a Python agent by forking a process that has imported these modules once (`true`: no module, only Python
+    itself). Where a fork cannot do it, agents start cold, and the reason is told."""
     workspace: Literal["empty", "copy", "worktree"] = "copy"
     """What the agent's working directory holds: nothing, a copy of the project's tracked files, or a git worktree."""
     timeout_s: float = Field(default=600.0, gt=0)

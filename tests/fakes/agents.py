@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -20,17 +22,22 @@ from agl_runtime.controller.runners.isolation import Isolation, Kind, probe_isol
 from agl_runtime.controller.runners.process import ProcessRunner
 from fakes.claims import granted
 
+Way = Kind | Literal["warm", "warm sandbox"]
+"""How an agent is started: cold with a kind of isolation, or warm, without isolation or with what there is."""
+
 KINDS: tuple[Kind, ...] = ("none", "unshare", "bubblewrap")
+WAYS: tuple[Way, ...] = (*KINDS, "warm", "warm sandbox")
+SANDBOXES: tuple[Way, ...] = ("unshare", "bubblewrap", "warm sandbox")
 PYTHON = sys.executable
 
 
-def isolation(kind: Kind) -> Isolation:
+def isolation(way: Way) -> Isolation:
     """Skips where this machine lacks it; in CI only bubblewrap may be missing."""
-    if kind == "none":
+    if way in ("none", "warm"):
         return Isolation("none", "not asked for")
-    found = probe_isolation((kind,))
+    found = probe_isolation() if way == "warm sandbox" else probe_isolation((way,))  # type: ignore[arg-type]
     if found.kind == "none":
-        if kind == "unshare" and os.environ.get("CI") and sys.platform.startswith("linux"):
+        if way != "bubblewrap" and os.environ.get("CI") and sys.platform.startswith("linux"):
             pytest.fail(f"In CI agents must be isolated: {found.reason}", pytrace=False)
         pytest.skip(found.reason)
     return found
@@ -48,17 +55,35 @@ def make_project(
     return load_project(root, environ={})
 
 
-def runner_of(project: Project, kind: Kind = "none", environ: Mapping[str, str] | None = None) -> ProcessRunner:
-    runner = ProcessRunner(project, "http://gateway", isolation(kind), environ=environ or os.environ)
+def runner_of(project: Project, way: Way = "none", environ: Mapping[str, str] | None = None) -> ProcessRunner:
+    """Close it, where it starts agents warm."""
+    if way.startswith("warm") and not project.config.agent.warm:
+        agent = project.config.agent.model_copy(update={"warm": True})
+        project = replace(project, config=project.config.model_copy(update={"agent": agent}))
+    runner = ProcessRunner(project, "http://gateway", isolation(way), environ=environ or os.environ)
     runner.clean_up()
     return runner
 
 
+@asynccontextmanager
+async def running(
+    project: Project, way: Way = "none", *, environ: Mapping[str, str] | None = None
+) -> AsyncIterator[ProcessRunner]:
+    """A runner that is closed; one that is to start agents warm must do so."""
+    runner = runner_of(project, way, environ)
+    try:
+        yield runner
+        assert runner.starts == ("warm" if way.startswith("warm") else "cold")
+    finally:
+        runner.close()
+
+
 async def run_agent(
-    project: Project, kind: Kind = "none", task: Any = None, *, environ: Mapping[str, str] | None = None
+    project: Project, way: Way = "none", task: Any = None, *, environ: Mapping[str, str] | None = None
 ) -> AgentRun:
     """One attempt, without a time limit."""
-    return await runner_of(project, kind, environ).run(granted(task=task), asyncio.Event())
+    async with running(project, way, environ=environ) as runner:
+        return await runner.run(granted(task=task), asyncio.Event())
 
 
 def git(folder: Path, *words: str) -> str:

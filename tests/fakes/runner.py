@@ -26,6 +26,7 @@ class FakeRunner:
 
     script: Callable[[Grant], AgentRun | None] = well
     isolation: str = "none: a fake"
+    starts: str = "cold"
     started: list[tuple[str, str]] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     most_at_once: int = 0

@@ -47,8 +47,11 @@ async def _run(begun: part.Part) -> None:
     runner.clean_up()
     settings = settings_of(project)
     log.info("up to %d agents at once; isolation: %s", settings.limit, isolation)
-    async with client:
-        await Controller(client, runner, reward, settings).run(part.stop_event())
+    try:
+        async with client:
+            await Controller(client, runner, reward, settings).run(part.stop_event())
+    finally:
+        runner.close()
 
 
 def settings_of(project: Project) -> Settings:

@@ -36,7 +36,7 @@ class Controller:
     ) -> None:
         self._client = client
         self._settings = settings
-        self._isolation = runner.isolation
+        self._runner = runner
         self._held = HeldClock(self._renew)
         self._attempts = Attempts(client, runner, reward, self._held, settings)
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -168,7 +168,8 @@ class Controller:
             "finished": self._finished,
             "failed": self._failed,
             "limit": self._settings.limit,
-            "isolation": self._isolation,
+            "isolation": self._runner.isolation,
+            "starts": self._runner.starts,
         }
         waiting_for = "rollouts" if state == "idle" else None
         await self._client.report(

@@ -16,10 +16,9 @@ import pytest
 
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Project
-from agl_runtime.controller.runners.isolation import Kind
 from agl_runtime.part import KEY_FILE, announce_gateway
 from agl_runtime.schemas import RolloutCreate, RolloutState
-from fakes.agents import KINDS, PYTHON, isolation, make_project, processes_with, until
+from fakes.agents import PYTHON, SANDBOXES, WAYS, Way, isolation, make_project, processes_with, until
 from fakes.model_server import Answer, FakeModelServer
 from fakes.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
 
@@ -86,10 +85,14 @@ async def controller(here: World) -> AsyncIterator[asyncio.subprocess.Process]:
     assert process.returncode == 0, errors.decode()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_rollout_is_run_recorded_judged_and_ended(tmp_path: Path, kind: Kind) -> None:
-    isolation(kind)
-    agent = {"command": [PYTHON, "agent.py", "{q}"], "isolation": "off" if kind == "none" else "required"}
+def settings_of(way: Way) -> dict[str, Any]:
+    return {"isolation": "off" if way in ("none", "warm") else "required", "warm": way.startswith("warm")}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_rollout_is_run_recorded_judged_and_ended(tmp_path: Path, way: Way) -> None:
+    isolation(way)
+    agent = {"command": [PYTHON, "agent.py", "{q}"], **settings_of(way)}
     async with world(tmp_path, {"agent.py": ASK, **REWARD}, agent=agent, **JUDGED) as here:
         with FakeModelServer([Answer("hello")]) as server:
             here.gateway.register(server.url)
@@ -99,6 +102,7 @@ async def test_a_rollout_is_run_recorded_judged_and_ended(tmp_path: Path, kind: 
                 detail = await here.client.rollout("r0")
                 record = await here.client.calls("r0")
                 events = await here.events()
+                [part] = [each for each in await here.client.parts() if each.part == "controller"]
         [request] = server.requests
     assert detail.rollout.status.state is RolloutState.SUCCEEDED
     assert request.body["messages"][0]["content"] == "-say \"é\"\nwith 'quotes'"
@@ -107,6 +111,7 @@ async def test_a_rollout_is_run_recorded_judged_and_ended(tmp_path: Path, kind: 
     assert events["reward"] == {"value": 1.0, "source": "function", "parts": {"said": 6.0}}
     assert events["agent_exit"]["stdout_tail"] == "hello\n"
     assert events["agent_exit"]["cpu_s"] > 0
+    assert part.detail["starts"] == ("warm" if way.startswith("warm") else "cold")
 
 
 async def test_many_rollouts_end_and_none_is_lost_or_run_twice(tmp_path: Path) -> None:
@@ -140,11 +145,11 @@ ATTEMPT += "subprocess.run([sys.executable, 'stay.py', sys.argv[1], attempt], ch
 
 
 @asynccontextmanager
-async def staying(tmp_path: Path, kind: Kind) -> AsyncIterator[tuple[World, str]]:
+async def staying(tmp_path: Path, way: Way) -> AsyncIterator[tuple[World, str]]:
     """An agent that stays for ever in its first attempt and ends well in its second, and its mark."""
-    isolation(kind)
-    mark = f"stay-{kind}-{os.getpid()}"
-    agent = {"command": [PYTHON, "agent.py", mark], "isolation": "off" if kind == "none" else "required"}
+    isolation(way)
+    mark = f"stay-{way.replace(' ', '-')}-{os.getpid()}"
+    agent = {"command": [PYTHON, "agent.py", mark], **settings_of(way)}
     async with world(tmp_path, {"agent.py": ATTEMPT, "stay.py": STAY}, agent=agent) as here:
         yield here, mark
     assert processes_with(mark) == []
@@ -164,9 +169,9 @@ async def finishes_anew(here: World) -> None:
     assert detail.attempts == ["0", "1"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_graceful_stop_ends_agents_and_keeps_their_rollouts(tmp_path: Path, kind: Kind) -> None:
-    async with staying(tmp_path, kind) as (here, mark):
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_graceful_stop_ends_agents_and_keeps_their_rollouts(tmp_path: Path, way: Way) -> None:
+    async with staying(tmp_path, way) as (here, mark):
         async with controller(here):
             await begun(here)
         assert processes_with(mark) == []
@@ -174,9 +179,9 @@ async def test_a_graceful_stop_ends_agents_and_keeps_their_rollouts(tmp_path: Pa
         await finishes_anew(here)
 
 
-@pytest.mark.parametrize("kind", ["unshare", "bubblewrap"])
-async def test_isolated_agents_die_with_a_controller_that_is_killed(tmp_path: Path, kind: Kind) -> None:
-    async with staying(tmp_path, kind) as (here, mark):
+@pytest.mark.parametrize("way", SANDBOXES)
+async def test_isolated_agents_die_with_a_controller_that_is_killed(tmp_path: Path, way: Way) -> None:
+    async with staying(tmp_path, way) as (here, mark):
         process = await here.start()
         await begun(here)
         process.kill()
@@ -185,13 +190,14 @@ async def test_isolated_agents_die_with_a_controller_that_is_killed(tmp_path: Pa
         await finishes_anew(here)
 
 
-async def test_without_isolation_the_next_controller_ends_what_a_killed_one_left(tmp_path: Path) -> None:
-    async with staying(tmp_path, "none") as (here, mark):
+@pytest.mark.parametrize("way", ["none", "warm"])
+async def test_without_isolation_the_next_controller_ends_what_a_killed_one_left(tmp_path: Path, way: Way) -> None:
+    async with staying(tmp_path, way) as (here, mark):
         process = await here.start()
         await begun(here)
         process.kill()
         await process.communicate()
-        assert len(processes_with(mark)) == 2
+        assert len(processes_with(mark)) == (1 if way == "warm" else 2)  # a fork's command line is its helper's
         await finishes_anew(here)
 
 

@@ -19,7 +19,7 @@ from agl_runtime.config import Project
 from agl_runtime.controller.runners import isolation as isolation_module
 from agl_runtime.controller.runners.isolation import Kind, choose_isolation, exit_code, probe_isolation
 from agl_runtime.errors import PreconditionError
-from fakes.agents import isolation, make_project, run_agent
+from fakes.agents import SANDBOXES, Way, isolation, make_project, run_agent
 
 ISOLATED: tuple[Kind, ...] = ("unshare", "bubblewrap")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root could do it without isolation")
@@ -62,9 +62,9 @@ def each_other_end(do):
 """
 
 
-async def tried(tmp_path: Path, kind: Kind, expressions: dict[str, str], **agent: Any) -> dict[str, str]:
+async def tried(tmp_path: Path, way: Way, expressions: dict[str, str], **agent: Any) -> dict[str, str]:
     command = [sys.executable, "agent.py", "{task_file}"]
-    run = await run_agent(made(tmp_path, command=command, **agent), kind, expressions)
+    run = await run_agent(made(tmp_path, command=command, **agent), way, expressions)
     assert run.exit.ok, run.stderr.text
     return dict(json.loads(run.stdout.text))
 
@@ -98,20 +98,20 @@ def writable_control_groups() -> list[Path]:
     return [path for path in Path("/sys/fs/cgroup").glob("*/cgroup.procs") if os.access(path, os.W_OK)]
 
 
-@pytest.mark.parametrize("kind", ISOLATED)
-async def test_an_isolated_agent_reads_and_signals_nothing_of_agl_or_of_others(tmp_path: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("way", SANDBOXES)
+async def test_an_isolated_agent_reads_and_signals_nothing_of_agl_or_of_others(tmp_path: Path, way: Way) -> None:
     expressions = forbidden(tmp_path)
-    isolation(kind)
+    isolation(way)
     for number, group in enumerate(writable_control_groups()):
         expressions[f"control group {number}"] = f"open('{group}', 'r+')"
     assert set((await tried(tmp_path, "none", expressions)).values()) == {"done"}
-    refused = await tried(tmp_path, kind, expressions)
+    refused = await tried(tmp_path, way, expressions)
     assert not [name for name, result in refused.items() if result == "done"]
     assert (tmp_path / "project" / "reward.py").read_text() == ""
 
 
-@pytest.mark.parametrize("kind", ISOLATED)
-async def test_an_isolated_agent_cannot_undo_its_isolation(tmp_path: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("way", SANDBOXES)
+async def test_an_isolated_agent_cannot_undo_its_isolation(tmp_path: Path, way: Way) -> None:
     state = tmp_path / "project" / ".agl"
     undo = {
         "unmount": f"run('umount', '{state}')",
@@ -121,15 +121,15 @@ async def test_an_isolated_agent_cannot_undo_its_isolation(tmp_path: Path, kind:
         "bind around in a namespace of its own": f"run(*OWN, 'sh', '-c', 'mount --bind / /mnt && cat /mnt{state}/key')",
         "the first process's mounts": "run('nsenter', '--target', '1', '--mount', 'true')",
     }
-    if kind == "unshare":  # there the first process has more rights than the agent
+    if way != "bubblewrap":  # there the first process has more rights than the agent
         undo["the first process's memory"] = "open('/proc/1/mem', 'r+b')"
-    results = await tried(tmp_path, kind, undo)
+    results = await tried(tmp_path, way, undo)
     assert not [name for name, result in results.items() if result == "done"]
 
 
 @needs_root
-@pytest.mark.parametrize("kind", ISOLATED)
-async def test_an_agent_of_root_has_no_way_around_through_the_kernel(tmp_path: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("way", SANDBOXES)
+async def test_an_agent_of_root_has_no_way_around_through_the_kernel(tmp_path: Path, way: Way) -> None:
     ways = {
         "a device of its own": "os.mknod('disk', 0o60600, os.makedev(7, 0))",
         "kernel settings": "open('/proc/sys/kernel/core_pattern', 'r+')",
@@ -137,13 +137,13 @@ async def test_an_agent_of_root_has_no_way_around_through_the_kernel(tmp_path: P
     }
     disks = [name for name in os.listdir("/dev") if Path("/dev", name).is_block_device()]
     ways |= {f"the disk {name}": f"os.stat('/dev/{name}') and open('/dev/{name}', 'rb')" for name in disks[:2]}
-    results = await tried(tmp_path, kind, ways)
+    results = await tried(tmp_path, way, ways)
     assert not [name for name, result in results.items() if result == "done"]
     assert (await tried(tmp_path, "none", ways))["kernel settings"] == "done"
 
 
-@pytest.mark.parametrize("kind", ISOLATED)
-async def test_an_isolated_agent_can_still_work(tmp_path: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("way", SANDBOXES)
+async def test_an_isolated_agent_can_still_work(tmp_path: Path, way: Way) -> None:
     allowed = {
         "its workspace": "write('file')",
         "its home": "write(os.path.expanduser('~/file'))",
@@ -156,17 +156,17 @@ async def test_an_isolated_agent_can_still_work(tmp_path: Path, kind: Kind) -> N
         "its own processes": "os.kill(subprocess.Popen(['sleep', '60']).pid, signal.SIGKILL)",
         "owners": "os.chown('file', 1, 1)" if os.geteuid() == 0 else "os.chown('file', -1, -1)",
     }
-    results = await tried(tmp_path, kind, allowed)
+    results = await tried(tmp_path, way, allowed)
     assert {name: result for name, result in results.items() if result != "done"} == {}
 
 
-@pytest.mark.parametrize("kind", ISOLATED)
-async def test_a_state_folder_that_is_a_link_is_hidden_where_it_really_is(tmp_path: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("way", SANDBOXES)
+async def test_a_state_folder_that_is_a_link_is_hidden_where_it_really_is(tmp_path: Path, way: Way) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / ".agl").symlink_to(tmp_path / "disk")
     results = await tried(
-        tmp_path, kind, {"link": f"read('{tmp_path}/project/.agl/key')", "real": f"read('{tmp_path}/disk/key')"}
+        tmp_path, way, {"link": f"read('{tmp_path}/project/.agl/key')", "real": f"read('{tmp_path}/disk/key')"}
     )
     assert "done" not in results.values()
 
@@ -212,20 +212,20 @@ def test_isolation_can_be_turned_off_and_needs_linux(monkeypatch: pytest.MonkeyP
     assert str(probe_isolation()) == "none: namespaces need Linux, and this is darwin"
 
 
-@pytest.mark.parametrize("kind", ISOLATED)
-async def test_the_task_files_show_an_isolated_agent_nothing(tmp_path: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("way", SANDBOXES)
+async def test_the_task_files_show_an_isolated_agent_nothing(tmp_path: Path, way: Way) -> None:
     files = {"agent.py": TRY, "train.jsonl": "answer", "my tasks/val.jsonl": "answer"}
     data = {"train": "train.jsonl", "val": "my tasks/val.jsonl"}
     command = [sys.executable, "agent.py", "{task_file}"]
     project = make_project(tmp_path / "project", files, data=data, agent={"command": command})
     seen = {name: f"b'answer' in read('{project.root}/{name}') or run('false')" for name in data.values()}
-    for each in ("none", kind):
+    for each in ("none", way):
         run = await run_agent(project, each, seen)
         assert run.exit.ok, run.stderr.text
         assert [result == "done" for result in json.loads(run.stdout.text).values()] == [each == "none"] * 2
 
 
-@pytest.mark.parametrize("kind", ISOLATED)
+@pytest.mark.parametrize("way", SANDBOXES)
 @pytest.mark.parametrize(
     "deed",
     [
@@ -235,9 +235,9 @@ async def test_the_task_files_show_an_isolated_agent_nothing(tmp_path: Path, kin
         "each_other_end(lambda path: os.read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 4096))",
     ],
 )
-async def test_no_deed_of_an_agent_reads_as_a_failure_of_the_sandbox(tmp_path: Path, kind: Kind, deed: str) -> None:
+async def test_no_deed_of_an_agent_reads_as_a_failure_of_the_sandbox(tmp_path: Path, way: Way, deed: str) -> None:
     code = f"{FIRST_PROCESS}\ntry: {deed}\nexcept OSError: pass\nsys.exit(5)\n"
-    run = await run_agent(make_project(tmp_path, {"agent.py": code}), kind)
+    run = await run_agent(make_project(tmp_path, {"agent.py": code}), way)
     assert (run.exit.exit_code, run.exit.signal) in {(5, None), (None, signal.SIGKILL)}
 
 

@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 
 from agl_runtime.config import Project
-from agl_runtime.controller.runners.isolation import Kind
 from agl_runtime.controller.runners.workspace import Repository
 from agl_runtime.errors import RunnerError
-from fakes.agents import KINDS, PYTHON, git, make_project, run_agent, runner_of
+from fakes.agents import PYTHON, SANDBOXES, WAYS, Way, git, make_project, run_agent, runner_of
 
 LIST = "import os\nfor top, _, files in os.walk('.'):\n  for f in files: print(os.path.relpath(os.path.join(top, f)))\n"
 
 
-async def listed(project: Project, kind: Kind = "none") -> set[str]:
-    run = await run_agent(project, kind)
+async def listed(project: Project, way: Way = "none") -> set[str]:
+    run = await run_agent(project, way)
     assert run.exit.ok, run.stderr.text
     return set(run.stdout.text.split())
 
@@ -96,8 +95,8 @@ def repository(project: Project) -> None:
     git(project.root, "commit", "-qm", "first")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_worktree_is_a_repository_of_its_own_for_the_agents_commits(tmp_path: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_worktree_is_a_repository_of_its_own_for_the_agents_commits(tmp_path: Path, way: Way) -> None:
     commit = """
 import subprocess
 open("new", "w").write("x")
@@ -107,22 +106,22 @@ for words in (["checkout", "-qb", "fix"], ["add", "new"], ["commit", "-qm", "by 
     project = make_project(tmp_path, {"agent.py": commit}, agent={"workspace": "worktree"})
     repository(project)
     (tmp_path / "agent.py").write_text("raise SystemExit('not committed')")
-    run = await run_agent(project, kind)
+    run = await run_agent(project, way)
     assert run.exit.ok, run.stderr.text
     assert git(tmp_path, "log", "--format=%s") == "first\n"
     assert git(tmp_path, "log", "--format=%s", "fix") == "by the agent\nfirst\n"
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("kind", ["unshare", "bubblewrap"])
-async def test_an_isolated_agent_plants_no_hook_in_the_repository(tmp_path: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("way", SANDBOXES)
+async def test_an_isolated_agent_plants_no_hook_in_the_repository(tmp_path: Path, way: Way) -> None:
     plant = (
         "import subprocess\nhooks = subprocess.check_output(['git', 'rev-parse', '--git-path', 'hooks'], text=True)\n"
     )
     plant += "open(hooks.strip() + '/post-checkout', 'w')\n"
     project = make_project(tmp_path / "project", {"agent.py": plant}, agent={"workspace": "worktree"})
     repository(project)
-    run = await run_agent(project, kind)
+    run = await run_agent(project, way)
     assert "Read-only file system" in run.stderr.text
     assert (await run_agent(project)).exit.ok
 

@@ -345,7 +345,8 @@ async def test_the_controller_says_what_it_does() -> None:
         await claims.until(lambda: any(status.detail["finished"] for status in claims.statuses))
     status = claims.statuses[-1]
     assert (status.part, status.state, status.waiting_for) == ("controller", "idle", "rollouts")
-    assert status.detail == {"running": 0, "finished": 1, "failed": 0, "limit": 2, "isolation": "none: a fake"}
+    ways = {"isolation": "none: a fake", "starts": "cold"}
+    assert status.detail == {"running": 0, "finished": 1, "failed": 0, "limit": 2, **ways}
 
 
 @pytest.mark.parametrize("turns", range(12))

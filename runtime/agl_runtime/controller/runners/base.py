@@ -58,6 +58,11 @@ class Runner(Protocol):
         """How agents are separated from agl, for reports: "bubblewrap", "unshare" or "none: <reason>"."""
         ...
 
+    @property
+    def starts(self) -> str:
+        """How agents start, for reports: "cold", "warm", or one of these with the reason why not all are warm."""
+        ...
+
     async def run(self, grant: Grant, expired: asyncio.Event) -> AgentRun:
         """Run the agent of one attempt. When `expired` is set it is killed and reported as timed out; when this call is
         cancelled it is killed. Either way no process of its tree is alive afterwards.

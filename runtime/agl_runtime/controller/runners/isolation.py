@@ -23,12 +23,23 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from agl_runtime.errors import PreconditionError, RunnerError
 
 Kind = Literal["bubblewrap", "unshare", "none"]
-ROOT_CAPABILITIES = ("chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "net_bind_service")
+ROOT_CAPABILITIES = {
+    "chown": 0,
+    "dac_override": 1,
+    "fowner": 3,
+    "fsetid": 4,
+    "kill": 5,
+    "setgid": 6,
+    "setuid": 7,
+    "net_bind_service": 10,
+}
+"""What an agent of root keeps, with the kernel's numbers."""
+
 ROOT_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 SYSRQ = "/proc/sysrq-trigger"
 TOOL_PATH = os.pathsep.join(("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"))
@@ -63,8 +74,16 @@ class View:
     cwd: Path
 
 
+Mount = tuple[str, str, str, str]
+"""Source, target, type and options of a mount, in the words of fstab."""
+
 Wrap = Callable[[Sequence[str], View, Path], list[str]]
 """Makes the sandboxed command of a command; the path is a folder for the sandbox's own notes."""
+
+
+Trial = Callable[[str, View, Path], tuple[int | None, str]]
+"""Runs a text of the shell in a sandbox, with a folder for notes; returns its exit code, None when it was never begun,
+and what was said on standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +118,7 @@ def probe_isolation(kinds: Sequence[Kind] = ("bubblewrap", "unshare")) -> Isolat
     for kind in kinds:
         try:
             wrap = _bubblewrap() if kind == "bubblewrap" else _unshare()
-            _prove(wrap)
+            prove(_trial_of(wrap))
         except RunnerError as error:
             reasons.append(f"{kind}: {error.what}")
         else:
@@ -119,7 +138,8 @@ def exit_code(report: bytes) -> int | None:
     return SIGNAL_BASE - code if SIGNAL_BASE < code <= SIGNAL_BASE + signal.NSIG else code
 
 
-def _prove(wrap: Wrap) -> None:
+def prove(run: Trial) -> None:
+    """Raises RunnerError where the sandbox that `run` makes hides nothing."""
     with tempfile.TemporaryDirectory(prefix="agl-probe-") as name:
         project = Path(name).resolve()
         hidden, own, notes = project / "state", project / "state" / "own", project / "state" / "notes"
@@ -127,8 +147,15 @@ def _prove(wrap: Wrap) -> None:
             folder.mkdir(parents=True)
         (hidden / "secret").touch()
         view = View(hidden, (own,), (project,), (), (), (), own)
-        checks = f"test ! -e {hidden}/secret && touch {own}/written && ! touch {project}/written 2>/dev/null"
-        command = wrap(["/bin/sh", "-c", checks], view, notes)
+        code, said = run(f"test ! -e {hidden}/secret && touch {own}/written && ! touch {project}/written", view, notes)
+        if code != 0:
+            lines = said.strip().splitlines()
+            raise RunnerError(lines[-1] if lines else f"a trial ended with {code}")
+
+
+def _trial_of(wrap: Wrap) -> Trial:
+    def run(checks: str, view: View, notes: Path) -> tuple[int | None, str]:
+        command = wrap(["/bin/sh", "-c", f"{{ {checks}; }} 2>/dev/null"], view, notes)
         read_end, write_end = os.pipe()
         try:
             done = subprocess.run(command, stdin=write_end, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False)
@@ -138,9 +165,9 @@ def _prove(wrap: Wrap) -> None:
             os.close(write_end)
             with os.fdopen(read_end, "rb") as status:
                 code = exit_code(status.read())
-        if code != 0:
-            said = done.stderr.decode(errors="replace").strip().splitlines()
-            raise RunnerError(said[-1] if said else f"a trial ended with {done.returncode}")
+        return code, done.stderr.decode(errors="replace")
+
+    return run
 
 
 def _tool(name: str) -> str:
@@ -195,15 +222,11 @@ def _unshare() -> Wrap:
 
     def wrap(argv: Sequence[str], view: View, notes: Path) -> list[str]:
         table = notes / "fstab"
-        table.write_text(_table(view, as_root=user == 0), encoding="utf-8")
+        rows = _first_mounts(view, as_root=user == 0)
+        table.write_text("".join(f"{' '.join(map(_escaped, row))} 0 0\n" for row in rows), encoding="utf-8")
         steps = [[mount, "--all", "--fstab", str(table)]]
-        steps += [[mount, "--options", f"rbind,{_read_only(path)}", str(path), str(path)] for path in view.read_only]
-        steps += [[mount, "--rbind", str(view.hidden / MASK), str(view.hidden)]]
-        if user == 0:
-            steps += [
-                [mount, "--options", "rbind,nodev", "/dev", "/dev"],
-                [mount, "--options", "rbind,ro", "/sys", "/sys"],
-            ]
+        for source, target, _, options in _last_mounts(view, as_root=user == 0):
+            steps.append([mount, "--options", options, source, target])
         mounts = " && ".join(map(shlex.join, steps))
         refuse = """{ printf '%s\\n' "$said" >&2; exit 1; }"""
         script = f"said=$( {{ {mounts}; }} 2>&1 ) || {refuse}\ncd {shlex.quote(str(view.cwd))} || exit 1\n"
@@ -212,9 +235,16 @@ def _unshare() -> Wrap:
     return wrap
 
 
-def _table(view: View, *, as_root: bool) -> str:
-    """Mounts in the form of fstab, so that one process makes most of them: first the state folder's empty double with
-    the attempt's own folders in it, then what stays writable or usable where something goes over it."""
+def sandbox_of(view: View) -> dict[str, Any]:
+    """The same sandbox for a process that enters it by system calls of its own, as `warm_helper` reads it."""
+    as_root = os.geteuid() == 0
+    mounts = [*_first_mounts(view, as_root=as_root), *_last_mounts(view, as_root=as_root)]
+    return {"mounts": mounts, "capabilities": sorted(ROOT_CAPABILITIES.values()) if as_root else []}
+
+
+def _first_mounts(view: View, *, as_root: bool) -> list[Mount]:
+    """Those that one process can make from a table: first the state folder's empty double with the attempt's own
+    folders in it, then what stays writable or usable where something goes over it."""
     double = view.hidden / MASK
     rows = [("agl", str(double), "tmpfs", "mode=700,size=1m")]
     for path in view.own:
@@ -232,7 +262,16 @@ def _table(view: View, *, as_root: bool) -> str:
         rows.append(("/proc/sys", "/proc/sys", "none", "bind,ro"))
         if os.path.exists(SYSRQ):
             rows.append(("/dev/null", SYSRQ, "none", "bind"))
-    return "".join(f"{' '.join(map(_escaped, row))} 0 0\n" for row in rows)
+    return rows
+
+
+def _last_mounts(view: View, *, as_root: bool) -> list[Mount]:
+    """Those that go over what the first have made."""
+    rows = [(str(path), str(path), "none", f"rbind,{_read_only(path)}") for path in view.read_only]
+    rows.append((str(view.hidden / MASK), str(view.hidden), "none", "rbind"))
+    if as_root:
+        rows += [("/dev", "/dev", "none", "rbind,nodev"), ("/sys", "/sys", "none", "rbind,ro")]
+    return rows
 
 
 def _mounts_in_sys() -> list[str]:

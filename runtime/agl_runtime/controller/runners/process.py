@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from agl_runtime.controller.runners.command import TaskPlace, render, split_comm
 from agl_runtime.controller.runners.environment import TREE_VARIABLE, Installation
 from agl_runtime.controller.runners.isolation import MASK, Isolation, View
 from agl_runtime.controller.runners.tree import Command, Tree, kill_marked
+from agl_runtime.controller.runners.warm import Helper, WarmStarts
 from agl_runtime.controller.runners.workspace import AttemptFolder, Repository
 from agl_runtime.errors import ConfigError, RunnerError
 from agl_runtime.schemas import Grant
@@ -60,6 +62,7 @@ class ProcessRunner:
         self._words = split_command(self._agent.command)
         if "{" not in self._words[0] and os.sep not in self._words[0]:
             self._program(self._words[0], self._root)
+        self._warm = self._warm_starts() if self._agent.warm else None
         self._task_files = _within(project, project.config.data.train, project.config.data.val)
         self._withheld = (*self._task_files, *_within(project, project.config.model.path))
         self._repository = Repository.find(self._root) if self._agent.workspace != "empty" else None
@@ -69,6 +72,21 @@ class ProcessRunner:
     @property
     def isolation(self) -> str:
         return str(self._isolation)
+
+    @property
+    def starts(self) -> str:
+        return "cold" if self._warm is None else str(self._warm)
+
+    async def try_warm(self) -> RunnerError | None:
+        """Make ready for warm starts; why agents start cold although they were to start warm."""
+        if self._warm is None:
+            return None
+        await self._warm.helper()
+        return self._warm.refused
+
+    def close(self) -> None:
+        if self._warm is not None:
+            self._warm.close()
 
     def clean_up(self) -> None:
         """End what an earlier controller of this project left alive, and take over its attempts' folders. Blocks."""
@@ -83,8 +101,9 @@ class ProcessRunner:
         folder = self._folder(grant)
         self._judged.pop(folder, None)
         self._emptied.pop(folder, None)
+        helper = None if self._warm is None else await self._warm.helper()
         try:
-            command = await asyncio.to_thread(self._prepare, grant, folder)
+            command = await asyncio.to_thread(self._prepare, grant, folder, helper)
         except OSError as error:
             raise RunnerError(f"The folder {folder.root} cannot be made: {error}.", "Check the disk.") from error
         tree = Tree(command)
@@ -123,7 +142,14 @@ class ProcessRunner:
             except (OSError, RunnerError) as error:
                 log.warning("an old attempt is not removed: %s", error)
 
-    def _prepare(self, grant: Grant, folder: AttemptFolder) -> Command:
+    def _warm_starts(self) -> WarmStarts:
+        env = {name: value for name, value in self._agent.env.items() if "{" not in value}
+        program = self._words[0] if "{" in self._words[0] else self._program(self._words[0], self._root)
+        modules = [] if self._agent.warm is True else self._agent.warm or []
+        words = [program, *self._words[1:]]
+        return WarmStarts(words, modules, {**self._passed, **env}, self._state_dir, self._isolation)
+
+    def _prepare(self, grant: Grant, folder: AttemptFolder, helper: Helper | None) -> Command:
         """Make the attempt's folder and the command for it. Blocks. Raises RunnerError and ConfigError."""
         rollout = grant.rollout
         cwd = workspace.make(self._agent.workspace, folder, self._root, self._repository, self._withheld)
@@ -144,10 +170,13 @@ class ProcessRunner:
             **environment.gateway_variables(self._gateway_url, grant),
             TREE_VARIABLE: f"{self._state_dir}:{rollout.rollout_id}/{grant.attempt_id}",
         }
-        sandboxed = self._isolation.wrap is not None
-        if self._isolation.wrap is not None:
-            argv = self._isolation.wrap(argv, self._view(folder, shown, cwd), folder.root)
-        return Command(argv, env, cwd, folder.root, self._agent.output_limit_kb * 1024, sandboxed)
+        command = Command(argv, env, cwd, folder.root, self._agent.output_limit_kb * 1024)
+        view = None if self._isolation.wrap is None else self._view(folder, shown, cwd)
+        if self._warm and helper and (fitted := self._warm.fitted(helper, command, view)):
+            return fitted
+        if self._isolation.wrap is None or view is None:
+            return command
+        return replace(command, argv=self._isolation.wrap(argv, view, folder.root), sandboxed=True)
 
     def _view(self, folder: AttemptFolder, shown: tuple[tuple[Path, Path], ...], cwd: Path) -> View:
         read_only: tuple[Path, ...] = (self._root,)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Protocol
 
 import psutil
 
@@ -38,10 +39,38 @@ LAST_READS = 64  # more than a pipe holds: an escaped writer cannot keep `end` b
 REPORT_BYTES = 2**20  # more than a socket holds
 
 
+class Process(Protocol):
+    """A started command's first process. Until it is reaped its `pid` is no other's."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def reap(self) -> Usage:
+        """Call it once, when the process has ended. Raises RunnerError where its end is not to be known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How a process ended (`code`, negative for a signal), and what it and the children it waited for used."""
+
+    code: int
+    cpu_s: float
+    max_rss_mb: float
+
+    @classmethod
+    def of(cls, status: int, cpu_s: float, max_rss: int) -> Usage:
+        """From what wait4 tells; its unit of memory is the system's."""
+        in_mb = 2**20 if sys.platform == "darwin" else 2**10
+        return cls(os.waitstatus_to_exitcode(status), round(cpu_s, 3), round(max_rss / in_mb, 1))
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """`notes` is a folder for `stdout` and `stderr`, of each of which `keep_bytes` are kept. The environment must hold
-    TREE_VARIABLE with a value of its own. A `sandboxed` command is told by its standard input where to report."""
+    TREE_VARIABLE with a value of its own. A `sandboxed` command is told by its standard input where to report.
+    `start` makes the first process, a session's leader, with the descriptors of its standard streams; it raises OSError
+    or ValueError."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -49,6 +78,31 @@ class Command:
     notes: Path
     keep_bytes: int
     sandboxed: bool = False
+    start: Callable[[Command, Sequence[int]], Process] | None = None
+
+
+class _Spawned:
+    def __init__(self, command: Command, streams: Sequence[int]) -> None:
+        stdin, stdout, stderr = streams
+        self._process = subprocess.Popen(
+            command.argv,
+            env=command.env,
+            cwd=command.cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def reap(self) -> Usage:
+        _, status, used = os.wait4(self.pid, 0)
+        usage = Usage.of(status, used.ru_utime + used.ru_stime, used.ru_maxrss)
+        self._process.returncode = usage.code
+        return usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +118,19 @@ class Ended:
 class _Drain:
     """Reads one stream to its end: the beginning into a file, the rest into a count."""
 
-    def __init__(self, stream: IO[bytes], file: Path, keep_bytes: int) -> None:
+    def __init__(self, stream: int, file: Path, keep_bytes: int) -> None:
         self._stream = stream
         self._file = file.open("w+b", buffering=0)
         self._room = keep_bytes
         self._size = 0
         self.error: OSError | None = None
-        os.set_blocking(stream.fileno(), False)
+        os.set_blocking(stream, False)
         asyncio.get_running_loop().add_reader(stream, self._read)
 
     def _read(self) -> bool:
         """False when nothing more is there now."""
         try:
-            data = os.read(self._stream.fileno(), CHUNK_BYTES)
+            data = os.read(self._stream, CHUNK_BYTES)
         except BlockingIOError:
             return False
         if not data:
@@ -96,7 +150,7 @@ class _Drain:
             if not self._read():
                 break
         asyncio.get_running_loop().remove_reader(self._stream)
-        self._stream.close()
+        os.close(self._stream)
         with self._file as file:
             file.seek(0)
             return Kept(file.read().decode(errors="replace"), self._size)
@@ -109,77 +163,89 @@ class Tree:
         self._command = command
         self._began = time.monotonic()
         self._report, report_to = socket.socketpair()  # not a pipe, which the sandbox's root could open anew and read
+        null = os.open(os.devnull, os.O_RDONLY)
+        out, err = os.pipe(), os.pipe()
         try:
-            self._process = subprocess.Popen(
-                command.argv,
-                bufsize=0,
-                env=command.env,
-                cwd=command.cwd,
-                stdin=report_to.fileno() if command.sandboxed else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            streams = (report_to.fileno() if command.sandboxed else null, out[1], err[1])
+            self._process = (command.start or _Spawned)(command, streams)
         except (OSError, ValueError) as error:
             self._report.close()
+            os.close(out[0])
+            os.close(err[0])
             what = f"{command.argv[0]} cannot be started: {error}."
             raise RunnerError(what, "Start it by hand; long texts belong in {task_file}.") from error
         finally:
             report_to.close()
-        streams = {"stdout": self._process.stdout, "stderr": self._process.stderr}
+            for descriptor in (null, out[1], err[1]):
+                os.close(descriptor)
+        self._handle = _handle(self._process.pid)
         self._drains = [
-            _Drain(stream, command.notes / name, command.keep_bytes) for name, stream in streams.items() if stream
+            _Drain(stream[0], command.notes / name, command.keep_bytes)
+            for name, stream in (("stdout", out), ("stderr", err))
         ]
 
     async def wait(self, wake: asyncio.Event | None = None) -> bool:
         """Until the first process has ended, which sets `wake`, or until that is set elsewhere. True when it has ended;
         it is not reaped yet."""
         wake = wake or asyncio.Event()
-        try:
-            handle = os.pidfd_open(self._process.pid)
-        except (AttributeError, OSError):  # not Linux, or an old one
+        if self._handle is None:
             while not (self._has_ended() or wake.is_set()):
                 await asyncio.sleep(POLL_S)
             return self._has_ended()
-        asyncio.get_running_loop().add_reader(handle, wake.set)
+        asyncio.get_running_loop().add_reader(self._handle, wake.set)
         try:
             await wake.wait()
         finally:
-            asyncio.get_running_loop().remove_reader(handle)
-            os.close(handle)
+            asyncio.get_running_loop().remove_reader(self._handle)
         return self._has_ended()
 
     def _has_ended(self) -> bool:
+        if self._handle is not None:
+            poll = select.poll()
+            poll.register(self._handle, select.POLLIN)
+            return bool(poll.poll(0))
         return bool(psutil.Process(self._process.pid).status() == psutil.STATUS_ZOMBIE)
 
     async def end(self, *, timed_out: bool = False) -> Ended:
         """Kill what is still alive of the tree, wait until nothing is, and say what there was. Raises RunnerError."""
         if not self._command.sandboxed:
-            mark = self._command.env[TREE_VARIABLE]
-            await asyncio.to_thread(kill_marked, lambda value: value == mark, self._process.pid)
+            await self._kill_marked()
         elif not self._has_ended():
             await self._end_sandbox()
         await self.wait()
-        _, status, usage = os.wait4(self._process.pid, 0)
-        code = self._process.returncode = os.waitstatus_to_exitcode(status)
+        told = self._told()
+        if self._command.sandboxed and told in (None, -signal.SIGKILL):  # it may have been killed before those inside
+            await self._kill_marked()
         duration_s = time.monotonic() - self._began
         stdout, stderr = (drain.close() for drain in self._drains)
-        with self._report, self._report.makefile("rb") as report:
-            told = exit_code(report.read(REPORT_BYTES))
+        if self._handle is not None:
+            os.close(self._handle)
+        usage = self._process.reap()
         for error in filter(None, (drain.error for drain in self._drains)):
             raise RunnerError(f"Output in {self._command.notes} cannot be kept: {error}.", "Check the disk.")
+        code = usage.code
         if self._command.sandboxed:
             code = -signal.SIGKILL if told is None else told
-        max_rss_mb = usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
         ended = AgentExit(
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             timed_out=timed_out,
             duration_s=round(duration_s, 3),
-            cpu_s=round(usage.ru_utime + usage.ru_stime, 3),
-            max_rss_mb=round(max_rss_mb, 1),
+            cpu_s=usage.cpu_s,
+            max_rss_mb=usage.max_rss_mb,
         )
         return Ended(ended, stdout, stderr, is_told=told is not None or not self._command.sandboxed)
+
+    def _told(self) -> int | None:
+        with self._report:
+            try:
+                return exit_code(self._report.recv(REPORT_BYTES, socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                return None
+
+    async def _kill_marked(self) -> None:
+        mark = self._command.env[TREE_VARIABLE]
+        await asyncio.to_thread(kill_marked, lambda value: value == mark, self._process.pid)
 
     async def _end_sandbox(self) -> None:
         """Kill the namespace's first process, so that the sandbox still accounts for it; then the sandbox itself."""
@@ -188,7 +254,15 @@ class Tree:
             async with asyncio.timeout(SANDBOX_END_S):
                 await self.wait()
         except TimeoutError:
-            self._process.kill()
+            os.kill(self._process.pid, signal.SIGKILL)
+
+
+def _handle(pid: int) -> int | None:
+    """The kernel's descriptor of a process; None outside Linux, or on an old one."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
 
 
 def kill_marked(is_ours: Callable[[str], bool], session: int | None = None) -> None:

@@ -1,0 +1,200 @@
+"""An agent that is forked from a warm helper cannot be told from one whose interpreter was started for it."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_runtime.controller.runners.base import AgentRun
+from fakes.agents import PYTHON, Way, make_project, run_agent, running
+from fakes.claims import granted
+
+STARTS: tuple[Way, ...] = ("none", "bubblewrap", "warm", "warm sandbox")
+each_start = pytest.mark.parametrize("way", STARTS)
+
+FACTS = """
+import inspect, os, pickle, signal, sys
+
+class Thing: pass
+
+print(repr({
+    "name": __name__, "file": __file__, "doc": __doc__, "package": __package__, "spec": getattr(__spec__, "name", None),
+    "cached": __cached__, "loader": type(__loader__).__name__, "builtins": __builtins__.__name__,
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "path0": sys.path[0], "executable": sys.executable,
+    "prefix": sys.prefix, "main": sorted(n for n in vars(sys.modules["__main__"]) if n != "Thing"),
+    "source": inspect.getsource(Thing), "pickled": pickle.loads(pickle.dumps(Thing())).__class__ is Thing,
+    "flags": tuple(sys.flags), "warnoptions": sys.warnoptions, "xoptions": dict(sys._xoptions),
+    "encodings": [(each.encoding, each.errors, each.line_buffering) for each in (sys.stdin, sys.stdout, sys.stderr)],
+    "stdin": sys.stdin.read(), "cwd": os.getcwd(), "env": dict(os.environ), "umask": os.umask(0),
+    "leader": os.getsid(0) == os.getpid(), "group": os.getpgid(0) == os.getpid(), "uid": os.getresuid(),
+    "open": [n for n in os.listdir("/proc/self/fd") if int(n) > 2 and os.path.exists(f"/proc/self/fd/{n}")],
+    "ignored": sorted(int(n) for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN),
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "shown": b"AGL_TREE=" in open("/proc/self/environ", "rb").read(),
+}))
+"""
+
+
+async def output(tmp_path: Path, way: Way, code: str, *, command: list[str] | None = None, **kw: Any) -> AgentRun:
+    agent = {"command": command or [PYTHON, "agent.py"], **kw}
+    files: Mapping[str, str] = {"agent.py": code, "lib/__init__.py": "", "lib/tool.py": code}
+    return await run_agent(make_project(tmp_path / "p", files, agent=agent), way)
+
+
+@pytest.mark.parametrize("isolation", [("none", "warm"), ("bubblewrap", "warm sandbox")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["agent.py", "-x", "--say=a \"b\" 'c'", "é\n"],
+        ["-u", "-B", "-W", "error::UserWarning", "-Xdev", "-O", "./agent.py"],
+        ["-Is", "agent.py"],
+        ["-m", "lib.tool", "-m", "x"],
+        ["lib/tool.py", "a" * 100_000, "b" * 100_000],
+    ],
+    ids=["arguments", "options", "isolated", "module", "long"],
+)
+async def test_the_program_finds_itself_in_the_same_place(
+    tmp_path: Path, isolation: tuple[Way, Way], words: list[str]
+) -> None:
+    env = {"STATIC": "é", "LATER": "{q}"}
+    runs = [await output(tmp_path, way, FACTS, command=[PYTHON, *words], env=env) for way in isolation]
+    assert runs[0].exit.ok, runs[0].stderr.text
+    cold, warm = (ast.literal_eval(run.stdout.text) for run in runs)
+    cold["env"].pop("PWD", None)  # from the sandbox's shell
+    assert warm == cold
+    assert runs[1].stderr == runs[0].stderr
+
+
+ENDINGS = {
+    "code": "sys.exit(7)",
+    "sentence": "sys.exit('why not')",
+    "nothing": "sys.exit()",
+    "raised": "def inner():\n    raise ValueError('no') from OSError(3, 'so')\ninner()",
+    "syntax": "def (:",
+    "hook": "import traceback\n"
+    "sys.excepthook = lambda *it: print('hooked', it[0].__name__, len(traceback.extract_tb(it[2])))\n1/0",
+    "signal": "os.kill(os.getpid(), signal.SIGTERM)",
+    "interrupt": "os.kill(os.getpid(), signal.SIGINT)",
+    "kill": "os.kill(os.getpid(), signal.SIGKILL)",
+    "abrupt": "sys.stdout.flush(); os._exit(9)",
+    "at exit": "import atexit\natexit.register(print, 'goodbye')\nprint('buffered', end='')",
+    "thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.05), print('later'))).start()",
+    "unclosed": "file = open('made', 'w')\nfile.write('x')\nprint('begun')",
+    "warning": "import warnings\nwarnings.warn('careful')\nwarnings.warn('old', DeprecationWarning)",
+    "missing": None,
+    "multiprocessing": "import multiprocessing\ndef twice(n): return 2 * n\nif __name__ == '__main__':\n"
+    "    with multiprocessing.get_context('spawn').Pool(1) as pool: print(pool.map(twice, [1, 2]))",
+}
+
+
+@each_start
+@pytest.mark.parametrize("name", ENDINGS)
+async def test_an_end_is_judged_and_told_the_same(tmp_path: Path, way: Way, name: str) -> None:
+    expected: dict[str, tuple[int | None, int | None, str, str]] = {
+        "code": (7, None, "", ""),
+        "sentence": (1, None, "", "why not\n"),
+        "nothing": (0, None, "", ""),
+        "raised": (1, None, "", "raise ValueError('no') from OSError(3, 'so')\nValueError: no\n"),
+        "syntax": (1, None, "", "SyntaxError: invalid syntax\n"),
+        "hook": (1, None, "hooked ZeroDivisionError 1\n", ""),
+        "signal": (None, signal.SIGTERM, "", ""),
+        "interrupt": (None, signal.SIGINT, "", "KeyboardInterrupt\n"),
+        "kill": (None, signal.SIGKILL, "", ""),
+        "abrupt": (9, None, "", ""),
+        "at exit": (0, None, "bufferedgoodbye\n", ""),
+        "thread": (0, None, "later\n", ""),
+        "unclosed": (0, None, "begun\n", ""),
+        "warning": (0, None, "", "DeprecationWarning: old\n  warnings.warn('old', DeprecationWarning)\n"),
+        "missing": (2, None, "", "can't open file 'WORKSPACE/absent.py': [Errno 2] No such file or directory\n"),
+        "multiprocessing": (0, None, "[2, 4]\n", ""),
+    }
+    code = ENDINGS[name]
+    command = [PYTHON, "agent.py" if code is not None else "absent.py"]
+    run = await output(tmp_path, way, f"import os, signal, sys\n{code}\n", command=command)
+    exit_code, number, stdout, stderr = expected[name]
+    assert (run.exit.exit_code, run.exit.signal) == (exit_code, number), run.stderr.text
+    assert run.stdout.text == stdout
+    said = run.stderr.text.replace(str(run.workspace), "WORKSPACE")
+    assert said.endswith(stderr) if stderr else said in ("", "Terminated\n", "Killed\n")  # the sandbox's shell says so
+    assert "warm_helper" not in said
+    assert said.count("Traceback") == {"raised": 1, "interrupt": 1}.get(name, 0)
+    assert name != "unclosed" or (run.workspace / "made").read_text() == "x"
+
+
+@each_start
+async def test_chance_differs_from_one_agent_to_the_next(tmp_path: Path, way: Way) -> None:
+    code = """
+import multiprocessing, os, random, tempfile, uuid
+print(random.random(), uuid.uuid4(), os.urandom(8), bytes(multiprocessing.current_process().authkey))
+print(tempfile.gettempdir() == os.environ["TMPDIR"])
+"""
+    project = make_project(tmp_path, {"agent.py": code}, agent={"warm": ["random", "uuid", "multiprocessing"]})
+    project = project if way.startswith("warm") else make_project(tmp_path, {"agent.py": code})
+    async with running(project, way) as runner:
+        runs = [await runner.run(granted(name), asyncio.Event()) for name in ("r1", "r2")]
+    lines = [run.stdout.text.splitlines() for run in runs]
+    assert [line[1] for line in lines] == ["True", "True"], runs[0].stderr.text
+    assert not set(lines[0][0].split()) & set(lines[1][0].split())
+
+
+@each_start
+async def test_agents_run_side_by_side(tmp_path: Path, way: Way) -> None:
+    code = "import os, sys\nprint(sys.argv[1], os.environ['AGL_ROLLOUT_ID'])\nsys.exit(int(sys.argv[1]))\n"
+    project = make_project(tmp_path, {"agent.py": code}, agent={"command": [PYTHON, "agent.py", "{n}"]})
+    async with running(project, way) as runner:
+        grants = [granted(f"r{number}", {"n": number}) for number in range(12)]
+        runs = await asyncio.gather(*(runner.run(grant, asyncio.Event()) for grant in grants))
+    assert [run.exit.exit_code for run in runs] == list(range(12))
+    assert [run.stdout.text for run in runs] == [f"{number} r{number}\n" for number in range(12)]
+
+
+@pytest.mark.parametrize("way", ["warm", "warm sandbox"])
+async def test_nothing_of_one_agent_is_in_the_memory_of_another(tmp_path: Path, way: Way) -> None:
+    """Neither what it was given nor what it did to modules that both use."""
+    code = """
+import json, os, sys
+import colorsys
+print(hasattr(colorsys, "mark"))
+colorsys.mark = True
+secret = bytes(reversed(b"51-terces-tneicna"))
+if sys.argv[1] != secret.decode():
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+        for line in maps:
+            start, end = (int(each, 16) for each in line.split()[0].split("-"))
+            if "rw" in line.split()[1]:
+                memory.seek(start)
+                print(memory.read(end - start).count(secret) > 1, end=" ")
+"""
+    agent = {"command": [PYTHON, "agent.py", "{n}"], "warm": ["colorsys"]}
+    project = make_project(tmp_path, {"agent.py": code}, agent=agent)
+    async with running(project, way) as runner:
+        first = await runner.run(granted("r1", {"n": "ancient-secret-15"}), asyncio.Event())
+        second = await runner.run(granted("r2", {"n": "other"}), asyncio.Event())
+    assert first.stdout.text == "False\n", first.stderr.text
+    assert second.exit.ok, second.stderr.text
+    assert second.stdout.text.startswith("False\n")
+    assert "True" not in second.stdout.text
+
+
+@pytest.mark.parametrize("way", ["warm", "warm sandbox"])
+async def test_an_agent_has_nothing_of_its_helper_open(tmp_path: Path, way: Way) -> None:
+    code = """
+import os
+here = "/proc/self/fd"
+print(sorted(os.readlink(f"{here}/{n}").split(":")[0] for n in os.listdir(here) if os.path.exists(f"{here}/{n}")))
+print(os.getppid())
+"""
+    async with running(make_project(tmp_path, {"agent.py": code}), way) as runner:
+        run = await runner.run(granted(), asyncio.Event())
+        opened, parent = run.stdout.text.splitlines()
+        assert opened == "['/dev/null', 'pipe', 'pipe']"
+        if way == "warm":
+            assert b"agent-key" not in Path(f"/proc/{parent}/environ").read_bytes()
+        else:
+            assert parent == "1"
