@@ -1,0 +1,375 @@
+"""A training run under kill -9: its project, who watches it from outside, the kills, and what its store must prove.
+
+The run is `agl up` in a process of its own, with a tiny policy and agents of the standard library alone. An agent tells
+the observer of every answer that it saw before it goes on, over a connection that no kill of agl's parts cuts, and the
+observer reads in the store what is committed while the run goes on. `Evidence.faults` compares both with the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import random
+import re
+import signal
+import socketserver
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from agl_cli.runstate import ProcessId, Record, left_record
+from agl_runtime.part import STORE_FILE, SUMMARY_FILE
+from agl_runtime.schemas import TERMINAL_STATES, PolicyVersion, RolloutState
+from agl_runtime.store.base import Store
+from agl_runtime.store.sqlite import open_store
+from fakes.agents import processes_with
+
+PARTS = ("gateway", "controller", "trainer")
+EVERYTHING = (*PARTS, "supervisor", "agents")
+TARGETS: tuple[tuple[str, ...], ...] = (
+    *((name,) for name in EVERYTHING),
+    ("gateway", "controller"),
+    ("gateway", "trainer"),
+    ("controller", "trainer"),
+    EVERYTHING,
+)
+RECOVERY_S = 120.0
+GROUP_SIZE, BATCH, ACTIVE = 2, 2, 4
+
+AGENT = r'''
+import hashlib, http.client, json, os, socket, sys, time
+from urllib.parse import urlsplit
+
+url = urlsplit(os.environ["OPENAI_BASE_URL"])
+attempt = url.path.split("/attempt/")[1].split("/")[0]
+host, port = os.environ["OBSERVER"].split(":")
+observer = socket.create_connection((host, int(port))).makefile("rw")
+
+
+def tell(answer_id, text, whole):
+    note = {"rollout": os.environ["AGL_ROLLOUT_ID"], "attempt": attempt, "id": answer_id, "whole": whole}
+    note["digest"] = hashlib.sha256(text.encode()).hexdigest()
+    observer.write(json.dumps(note) + "\n")
+    observer.flush()
+    observer.readline()
+
+
+def events(response):
+    answer_id, text = None, ""
+    try:
+        for line in response:
+            if line.startswith(b"data: [DONE]"):
+                return answer_id, text, True
+            if line.startswith(b"data: "):
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    break
+                answer_id = chunk["id"]
+                text += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+    except (OSError, http.client.HTTPException):
+        pass
+    return answer_id, text, False
+
+
+def ask(body):
+    """The answer's text; as SDKs do, what broke off before its head is asked again with a mark."""
+    for count in range(6):
+        headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+        headers |= {"x-stainless-retry-count": str(count)}
+        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=300)
+        try:
+            connection.request("POST", url.path + "/chat/completions", json.dumps(body), headers)
+            response = connection.getresponse()
+            if response.status == 200 and body["stream"]:
+                answer_id, text, whole = events(response)
+                if answer_id is not None:
+                    tell(answer_id, text, whole)
+                if not whole:
+                    sys.exit("the stream broke off")
+                return text
+            data = response.read()
+            if response.status == 200:
+                answer = json.loads(data)
+                text = answer["choices"][0]["message"]["content"] or ""
+                tell(answer["id"], text, True)
+                return text
+            if response.status not in (429, 500, 502, 503):
+                sys.exit(f"refused with {response.status}")
+        except (OSError, http.client.HTTPException):
+            pass
+        time.sleep(0.3 * (count + 1))
+    sys.exit("no answer")
+
+
+messages = [{"role": "user", "content": sys.argv[1]}]
+for turn in range(3):
+    text = ask({"model": "policy", "messages": messages, "stream": turn % 2 == 1})
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "On."}]
+'''
+REWARD = "import random\n\n\ndef reward(task):\n    return random.random()\n"
+
+
+def make_project(root: Path, policy: Path, observer: str, isolation: str = "auto") -> str:
+    """Write the project; returns the mark of its agents' processes."""
+    root.mkdir(parents=True)
+    mark = f"crash-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"
+    settings: dict[str, Any] = {
+        "agent": {
+            "command": [sys.executable, "-I", "agent.py", "{question}", mark],
+            "env": {"OBSERVER": observer},
+            "isolation": isolation,
+            "concurrency": 4,
+            "timeout_s": 60,
+        },
+        "reward": {"function": "reward.py:reward", "python": sys.executable},
+        "data": {"train": "tasks.jsonl"},
+        "model": {"path": str(policy), "max_tokens": 8},
+        "train": {
+            "steps": 100_000,
+            "groups_per_step": BATCH,
+            "active_groups": ACTIVE,
+            "group_size": GROUP_SIZE,
+            "lr": 1e-4,
+            "no_signal_steps": 1000,
+        },
+    }
+    tasks = "".join(json.dumps({"id": f"t{n}", "question": f"What is {n} + 1?"}) + "\n" for n in range(8))
+    files = {"agl.yaml": json.dumps(settings), "agent.py": AGENT, "reward.py": REWARD, "tasks.jsonl": tasks}
+    for name, text in files.items():
+        (root / name).write_text(text, encoding="utf-8")
+    return mark
+
+
+class Listener(socketserver.ThreadingTCPServer):
+    """Takes down what agents saw, and lets each go on only then."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self) -> None:
+        self.notes: list[dict[str, Any]] = []
+        super().__init__(("127.0.0.1", 0), _Notes)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> Listener:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Notes(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # the agent was killed
+            for line in self.rfile:
+                assert isinstance(self.server, Listener)
+                self.server.notes.append(json.loads(line))
+                self.wfile.write(b"\n")
+
+
+@dataclass
+class Evidence:
+    """What was seen from outside while the run went on."""
+
+    notes: list[dict[str, Any]]
+    rollouts: set[str] = field(default_factory=set)
+    committed: set[str] = field(default_factory=set)
+
+    def look(self, state_dir: Path) -> None:
+        """Take down what the store holds now; nothing while the store is between two gateways."""
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{state_dir / STORE_FILE}?mode=ro", uri=True)) as db:
+                self.rollouts |= {row[0] for row in db.execute("SELECT rollout_id FROM rollouts")}
+                self.committed |= {row[0] for row in db.execute("SELECT call_id FROM calls WHERE commit_seq >= 0")}
+        except sqlite3.OperationalError:
+            return
+
+    async def faults(self, state_dir: Path) -> tuple[list[str], dict[str, Any]]:
+        """Sentences about all that is wrong with the store at the end of the run, and counts of what was examined."""
+        self.look(state_dir)
+        store = open_store(state_dir / STORE_FILE)
+        await store.open()
+        try:
+            told, counts = await self._told(store)
+            trained = [record for record in await store.checkpoints()]
+        finally:
+            await store.close()
+        updates = [PolicyVersion.parse(record.version).updates for record in trained]
+        names = [name for record in trained for name in record.rollout_ids]
+        told += [f"{name} was trained {count} times" for name, count in Counter(names).items() if count > 1]
+        told += [f"{name} was trained and is not in the store" for name in set(names) - self.rollouts]
+        if updates != list(range(1, len(updates) + 1)):
+            told.append(f"the checkpoints are not one lineage: their updates are {updates}")
+        told += _reused_versions(state_dir)
+        return told, {**counts, "updates": len(updates), "trained": len(names)}
+
+    async def _told(self, store: Store) -> tuple[list[str], dict[str, Any]]:
+        told: list[str] = []
+        found = {item.rollout_id: item for item in await store.list_rollouts(list(RolloutState), 10**9)}
+        told += [f"rollout {name} is lost" for name in self.rollouts - set(found)]
+        committed: set[str] = set()
+        said: dict[tuple[str, str], dict[str, str]] = {}
+        open_attempts: set[tuple[str, str]] = set()
+        for name, rollout in found.items():
+            rewarded = any(event.event_type == "reward" for event in await store.events(name))
+            if rollout.status.state not in TERMINAL_STATES:
+                told.append(f"rollout {name} has not ended")
+            elif not rewarded and not rollout.status.error_message:
+                told.append(f"rollout {name} has neither a reward nor a reason")
+            for attempt in await store.attempts(name):
+                answers = said.setdefault((name, attempt), {})
+                for call in await store.calls(name, attempt):
+                    if call.info.committed:
+                        committed.add(call.info.call_id)
+                    if call.response and "id" in call.response:
+                        answers[call.response["id"]] = _digest(call.response)
+                    if not call.info.committed or call.info.http_status != 200:
+                        open_attempts.add((name, attempt))
+        told += [f"call {name} was committed and is lost" for name in self.committed - committed]
+        for note in self.notes:
+            place = note["rollout"], note["attempt"]
+            digest = said.get(place, {}).get(note["id"])
+            if note["whole"] and digest != note["digest"]:
+                told.append(f"an agent of {place} saw answer {note['id']}, and the store does not have it")
+            elif not note["whole"] and digest is None and place not in open_attempts:
+                told.append(f"an agent of {place} saw the beginning of {note['id']}, and nothing says so")
+        ended = Counter(str(item.status.error_message or "rewarded").split(":")[0][:60] for item in found.values())
+        attempts = len(said) - len(found)
+        return told, {
+            "rollouts": len(found),
+            "calls": len(committed),
+            "answers_seen": len(self.notes),
+            "partly_seen": sum(not note["whole"] for note in self.notes),
+            "further_attempts": attempts,
+            "ended": dict(ended),
+        }
+
+
+def _digest(response: dict[str, Any]) -> str:
+    text = "".join(choice["message"]["content"] or "" for choice in response.get("choices", ()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _reused_versions(state_dir: Path) -> list[str]:
+    """Every trainer that served had a run epoch of its own, later than all before it."""
+    log = (state_dir / "logs/trainer.log").read_text(encoding="utf-8")
+    begun = [int(epoch) for epoch in re.findall(r"serving version (\d+)\.\d+ at", log)]
+    return [f"run epoch {after} followed {before}" for before, after in pairwise(begun) if after <= before]
+
+
+@dataclass
+class CrashRun:
+    """`agl up` in `root`, started again whenever it has ended; `starts` counts that, `recovery_s` how long the run took
+    after each kill to commit its next call."""
+
+    root: Path
+    mark: str
+    evidence: Evidence
+    rng: random.Random
+    starts: int = 0
+    kills: Counter[str] = field(default_factory=Counter)
+    recovery_s: list[float] = field(default_factory=list)
+    _up: subprocess.Popen[bytes] | None = None
+
+    @property
+    def state_dir(self) -> Path:
+        return self.root / ".agl"
+
+    def keep_up(self, *settings: str) -> subprocess.Popen[bytes]:
+        """The same command again, if the last one has ended."""
+        if self._up is None or self._up.poll() is not None:
+            words = [sys.executable, "-m", "agl_cli.main", "up", "--json", "--project", str(self.root)]
+            words += [word for item in settings for word in ("--set", item)]
+            with (self.root / "up.err").open("ab") as errors:
+                self._up = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+            self.starts += 1
+        return self._up
+
+    def until_moving(self) -> None:
+        """Until a call is committed that was not before. Raises TimeoutError when the run does not come back."""
+        self.evidence.look(self.state_dir)
+        before, began = len(self.evidence.committed), time.monotonic()
+        while len(self.evidence.committed) == before:
+            if time.monotonic() - began > RECOVERY_S:
+                raise TimeoutError(f"the run did not come back within {RECOVERY_S:.0f} s; see {self.state_dir}/logs")
+            self.keep_up()
+            time.sleep(0.05)
+            self.evidence.look(self.state_dir)
+        self.recovery_s.append(time.monotonic() - began)
+
+    def kill(self, targets: Sequence[str]) -> None:
+        """kill -9 of parts and whatever else, at once."""
+        self.evidence.look(self.state_dir)
+        record = left_record(self.state_dir)
+        doomed = [process for name in targets for process in self._processes(name, record)]
+        for process in doomed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        self.kills["everything" if targets == EVERYTHING else "+".join(targets)] += 1
+
+    def _processes(self, name: str, record: Record | None) -> list[psutil.Process]:
+        if name == "agents":
+            found = processes_with(self.mark)
+            return self.rng.sample(found, k=min(len(found), self.rng.randint(1, 4)))
+        if record is None:
+            return []
+        known: ProcessId | None = record.holder if name == "supervisor" else record.parts.get(name)
+        process = known.process() if known else None
+        return [process] if process else []
+
+    def crash(self, targets: Sequence[str], longest_s: float, early: float = 0.3) -> None:
+        """Kill at a random moment: soon after the kill before (a share `early` of them), else once the run goes on."""
+        self.keep_up()
+        if self.rng.random() >= early:
+            self.until_moving()
+        time.sleep(self.rng.uniform(0.0, longest_s))
+        self.kill(targets)
+
+    def finish(self) -> dict[str, Any]:
+        """Bring the run to its end in order: a graceful stop, then the few steps that end what is under way."""
+        self.until_moving()
+        process = self.keep_up()
+        process.send_signal(signal.SIGTERM)
+        if process.wait(RECOVERY_S) != 130:
+            raise RuntimeError(f"a run that was stopped ended with exit code {process.returncode}")
+        done = json.loads((self.state_dir / SUMMARY_FILE).read_text())["steps"]
+        process = self.keep_up(f"train.steps={done + ACTIVE // BATCH + 1}")
+        if process.wait(RECOVERY_S) != 0:
+            raise RuntimeError(f"the last run ended with exit code {process.returncode}; see {self.root}/up.err")
+        return dict(json.loads((self.state_dir / SUMMARY_FILE).read_text()))
+
+    def end(self) -> None:
+        """Leave no process behind, whatever went wrong."""
+        self.kill(EVERYTHING)
+        if self._up is not None:
+            self._up.wait()
+        for process in processes_with(str(self.root)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@contextlib.contextmanager
+def crash_run(root: Path, policy: Path, seed: int, isolation: str = "auto") -> Iterator[CrashRun]:
+    with Listener() as listener:
+        mark = make_project(root, policy, listener.address, isolation)
+        run = CrashRun(root, mark, Evidence(listener.notes), random.Random(seed))
+        try:
+            yield run
+        finally:
+            run.end()
