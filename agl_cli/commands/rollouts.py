@@ -151,7 +151,8 @@ def render(item: Recorded, *, as_json: bool, network: Proof | None = None) -> No
 def _render_agent(agent: Mapping[str, Any]) -> None:
     if not agent:
         return
-    ending = "timed out" if agent.get("timed_out") else f"exit code {agent.get('exit_code')}"
+    ended_by = "timed out" if agent.get("timed_out") else "over its disk space" if agent.get("over_disk") else None
+    ending = ended_by or f"exit code {agent.get('exit_code')}"
     used = f"{agent.get('cpu_s') or 0:.2f} CPU s, {agent.get('max_rss_mb') or 0:.0f} MB"
     output.emit(f"{'agent':<13} {ending} after {agent.get('duration_s') or 0:.1f} s ({used})")
     for name in ("stdout", "stderr"):

@@ -60,6 +60,9 @@ class AgentConfig(_Section):
     """Agents that run at once; from cores and memory when not set."""
     memory_mb: int = Field(default=256, ge=16)
     """What one agent is expected to need, in MiB, for the automatic concurrency."""
+    disk_mb: int | None = Field(default=None, ge=1)
+    """Most that the workspace, HOME and TMPDIR of one rollout may take on disk, in MiB, with what the workspace began
+    with. An agent that takes more is ended, and its rollout fails with this reason. No limit when not set."""
     attempts: int = Field(default=3, ge=1, le=20)
     """Tries at a rollout when the infrastructure (not the agent) fails."""
     isolation: Literal["auto", "required", "off"] = "auto"

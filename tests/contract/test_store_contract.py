@@ -36,7 +36,7 @@ def clock() -> Clock:
 
 @pytest.fixture(params=[SqliteStore])
 async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[Store]:
-    opened: Store = request.param(tmp_path / "store.sqlite3", clock=clock)
+    opened: Store = request.param(tmp_path / "store.sqlite3", clock=clock, steady=clock)
     await opened.open()
     yield opened
     await opened.close()

@@ -1,12 +1,12 @@
 """What the controller does next with a rollout, as pure functions over plain data.
 
-An agent's own failure (another exit code than 0, a signal, its time limit) is data: the reward function judges it and
-the rollout fails *with* its reward. Only a failure of the infrastructure begins another attempt:
+An agent's own failure (another exit code than 0, a signal, a limit of its time or disk space) is data: the reward
+function judges it and the rollout fails *with* its reward. Only a failure of the infrastructure begins another attempt:
 
 - the agent could not be started, or the reward function gave no reward;
 - a model call could not be served and no later one was, however the agent then ended: it never had a chance;
 - a call was sent on, its answer never recorded, and the agent then failed by itself. An agent that ended well, or ran
-  into its time limit, with such a call left its stream on its own account: that is the agent's behaviour.
+  into a limit, with such a call left its stream on its own account: that is the agent's behaviour.
 
 A fault that every attempt would meet again (a task without a field that the command names) ends the rollout at once.
 """
@@ -90,7 +90,7 @@ def follow_fault(fault: str, tries: int, max_tries: int) -> Finish | Retry:
 def _record_fault(facts: Facts) -> str | None:
     if facts.unserved is not None:
         return facts.unserved
-    failed_itself = facts.exit is not None and not facts.exit.ok and not facts.exit.timed_out
+    failed_itself = facts.exit is not None and not facts.exit.ok and not facts.exit.was_stopped
     if facts.lost_calls and failed_itself:
         return f"The answers of {facts.lost_calls} model calls were never recorded, and the agent failed then."
     return None
@@ -99,6 +99,8 @@ def _record_fault(facts: Facts) -> str | None:
 def _agent_failure(facts: Facts) -> str | None:
     if facts.exit is None or facts.exit.ok:
         return None
+    if facts.exit.over_disk:
+        return "The agent took more disk space than agent.disk_mb allows."
     if facts.exit.timed_out:
         return f"The agent ran into its time limit of {facts.timeout_s:g} s."
     if facts.exit.signal is not None:

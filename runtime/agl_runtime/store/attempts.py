@@ -23,16 +23,16 @@ class Attempts(Tables):
     def claim(
         self, db: sqlite3.Connection, controller_id: str, limit: int, lease_s: float, held: Sequence[str] = ()
     ) -> list[tuple[Rollout, str]]:
-        now = self._clock()
+        now, lease_now = self._clock(), self._steady()
         claimable = db.execute(
             f"SELECT n, rollout_id FROM rollouts WHERE {_CLAIMABLE} ORDER BY n LIMIT :limit",
-            {"controller": controller_id, "now": now, "held": json.dumps(list(held)), "limit": limit},
+            {"controller": controller_id, "now": lease_now, "held": json.dumps(list(held)), "limit": limit},
         ).fetchall()
         granted = []
         for row in claimable:
             attempt_id = _begin(db, row["n"], now)
             lease = "UPDATE rollouts SET state = 'running', holder = ?, lease_until = ? WHERE n = ?"
-            db.execute(lease, (controller_id, now + lease_s, row["n"]))
+            db.execute(lease, (controller_id, lease_now + lease_s, row["n"]))
             granted.append((rollouts.get(db, row["rollout_id"]), attempt_id))
         return granted
 
@@ -42,7 +42,7 @@ class Attempts(Tables):
     ) -> list[str]:
         """A lease that ran out is still renewed as long as nobody else has claimed the rollout."""
         update = "UPDATE rollouts SET lease_until = ? WHERE rollout_id = ? AND holder = ?"
-        until = self._clock() + lease_s
+        until = self._steady() + lease_s
         return [name for name in rollout_ids if not db.execute(update, (until, name, controller_id)).rowcount]
 
     @write

@@ -24,10 +24,18 @@ WRITES_PER_COMMIT = 256
 
 
 class SqliteStore(Rollouts, Attempts, Recording, Reading):
-    """`clock` gives seconds since the epoch; `budget_bytes` bounds what is remembered of attempts under way."""
+    """`clock` gives seconds since the epoch. Leases go by `steady`, which begins at the same time and is not moved when
+    that clock is set. `budget_bytes` bounds what is remembered of attempts under way."""
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, budget_bytes: int = BUDGET_BYTES) -> None:
-        super().__init__(path, clock, budget_bytes)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] | None = None,
+        budget_bytes: int = BUDGET_BYTES,
+    ) -> None:
+        super().__init__(path, clock, steady or _steady(clock()), budget_bytes)
         self._lock: sqlite3.Connection | None = None
 
     async def open(self) -> None:
@@ -61,6 +69,11 @@ class SqliteStore(Rollouts, Attempts, Recording, Reading):
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _steady(began: float) -> Callable[[], float]:
+    offset = began - time.monotonic()
+    return lambda: offset + time.monotonic()
 
 
 def open_store(path: Path) -> SqliteStore:

@@ -26,9 +26,10 @@ S = TypeVar("S", bound="Tables")
 class Tables:
     """What the parts of the store share. Only the writing thread touches `_opened`."""
 
-    def __init__(self, path: Path, clock: Callable[[], float], budget_bytes: int) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float], steady: Callable[[], float], budget_bytes: int) -> None:
         self._path = path
         self._clock = clock
+        self._steady = steady
         self._opened = OpenAttempts(budget_bytes)
         self._writer: Worker | None = None
         self._reader: Worker | None = None

@@ -105,6 +105,21 @@ async def test_output_beyond_the_limit_is_counted_and_costs_no_memory(tmp_path: 
     assert psutil.Process().memory_info().rss - before < 64 * 2**20
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_agent_that_fills_its_disk_space_is_ended_and_says_why(tmp_path: Path, kind: Kind) -> None:
+    fill = "import os, time\nfor n in range(3):\n    open(f'{os.environ[\"HOME\"]}/{n}', 'wb').write(b'x' * 2**20)\n"
+    project = make_project(tmp_path, {"agent.py": f"{fill}time.sleep(600)\n"}, agent={"disk_mb": 2})
+    run = await run_agent(project, kind)
+    assert (run.exit.ok, run.exit.over_disk, run.exit.timed_out) == (False, True, False)
+
+
+async def test_an_agent_that_took_too_much_disk_space_and_ended_is_told_from_one_within_it(tmp_path: Path) -> None:
+    write = "open('big', 'wb').write(b'x' * 2**20)\nopen('sparse', 'wb').truncate(2**30)\n"
+    for limit_mb, exceeded in ((1, True), (2, False)):
+        run = await run_agent(make_project(tmp_path, {"agent.py": write}, agent={"disk_mb": limit_mb}))
+        assert (run.exit.exit_code, run.exit.over_disk, run.exit.ok) == (0, exceeded, not exceeded)
+
+
 async def test_output_that_is_no_text_is_kept_readable(tmp_path: Path) -> None:
     run = await run_agent(make_project(tmp_path, {"agent.py": "import os\nos.write(1, bytes([255, 65]))\n"}))
     assert run.stdout.text == "\ufffdA"

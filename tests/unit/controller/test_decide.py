@@ -25,8 +25,10 @@ from agl_runtime.controller.runners.base import AgentExit
 from agl_runtime.schemas import Event, RolloutState
 
 
-def ended(code: int | None = 0, signal: int | None = None, *, timed_out: bool = False) -> AgentExit:
-    return AgentExit(code, signal, timed_out, duration_s=1.0, cpu_s=0.1, max_rss_mb=10.0)
+def ended(
+    code: int | None = 0, signal: int | None = None, *, timed_out: bool = False, over_disk: bool = False
+) -> AgentExit:
+    return AgentExit(code, signal, timed_out, duration_s=1.0, cpu_s=0.1, max_rss_mb=10.0, over_disk=over_disk)
 
 
 FACTS = Facts(tries=1, max_tries=3, timeout_s=600.0, wants_reward=True, exit=ended())
@@ -49,6 +51,7 @@ def test_an_agents_own_failure_is_scored_too(how: AgentExit) -> None:
         (FAILED_ENDS[0], "The agent ended with exit code 3."),
         (FAILED_ENDS[1], "The agent was ended by SIGSEGV."),
         (FAILED_ENDS[2], "The agent ran into its time limit of 600 s."),
+        (ended(0, over_disk=True), "The agent took more disk space than agent.disk_mb allows."),
     ],
 )
 def test_a_failed_agent_fails_its_rollout_with_the_cause(how: AgentExit, message: str) -> None:
@@ -83,7 +86,9 @@ def test_a_fault_that_every_attempt_would_meet_ends_the_rollout_at_once() -> Non
     assert decide(facts) == Finish(RolloutState.FAILED, "no field `x`")
 
 
-@pytest.mark.parametrize("how", [ended(0), ended(None, signal.SIGKILL, timed_out=True)])
+@pytest.mark.parametrize(
+    "how", [ended(0), ended(None, signal.SIGKILL, timed_out=True), ended(None, signal.SIGKILL, over_disk=True)]
+)
 def test_a_call_left_open_by_an_agent_that_ended_well_or_ran_out_of_time_is_its_own_doing(how: AgentExit) -> None:
     assert decide(replace(FACTS, exit=how, lost_calls=1)) == Score()
 

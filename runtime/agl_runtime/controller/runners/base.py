@@ -28,10 +28,16 @@ class AgentExit:
     duration_s: float
     cpu_s: float
     max_rss_mb: float
+    over_disk: bool = False
 
     @property
     def ok(self) -> bool:
-        return self.exit_code == 0 and not self.timed_out
+        return self.exit_code == 0 and not self.was_stopped
+
+    @property
+    def was_stopped(self) -> bool:
+        """By its time limit or by that of its disk space."""
+        return self.timed_out or self.over_disk
 
 
 @dataclass(frozen=True, slots=True)

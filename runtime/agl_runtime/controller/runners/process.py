@@ -18,6 +18,7 @@ from agl_runtime.config import Project
 from agl_runtime.controller.runners import environment, workspace
 from agl_runtime.controller.runners.base import AgentRun
 from agl_runtime.controller.runners.command import TaskPlace, render, split_command, uses_task_file
+from agl_runtime.controller.runners.disk import DiskLimit
 from agl_runtime.controller.runners.environment import TREE_VARIABLE, Installation
 from agl_runtime.controller.runners.isolation import MASK, Isolation, View
 from agl_runtime.controller.runners.tree import Command, Tree, kill_marked
@@ -107,15 +108,19 @@ class ProcessRunner:
         except OSError as error:
             raise RunnerError(f"The folder {folder.root} cannot be made: {error}.", "Check the disk.") from error
         tree = Tree(command)
+        disk = DiskLimit(folder, self._agent.disk_mb)
+        watching = asyncio.create_task(disk.watch(expired))
         in_time = False
         try:
             in_time = await tree.wait(expired)
         finally:
-            ended = await asyncio.shield(tree.end(timed_out=not in_time))
+            watching.cancel()
+            ended = await asyncio.shield(tree.end(timed_out=not (in_time or disk.is_exceeded)))
+        await disk.look()
         if in_time and not ended.is_told:
             said = ended.stderr.text[-TAIL:].strip() or "it said nothing"
             raise RunnerError(f"The agent's sandbox failed: {said}.", "Try agent.isolation: off, and see `agl doctor`.")
-        return AgentRun(ended.exit, ended.stdout, ended.stderr, folder.workspace)
+        return AgentRun(replace(ended.exit, over_disk=disk.is_exceeded), ended.stdout, ended.stderr, folder.workspace)
 
     async def release(self, grant: Grant) -> None:
         self._judged[self._folder(grant)] = None
