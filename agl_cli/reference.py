@@ -112,7 +112,7 @@ JSON_KEYS: dict[str, dict[str, str]] = {
         "reward_parts": "named parts of the reward",
         "attempts": "ids of its attempts; all else is of the last one",
         "task": "the task as the agent got it",
-        "agent": "how the agent ended: exit_code, signal, timed_out, over_disk, duration_s, cpu_s, max_rss_mb, stdout_tail, ...",
+        "agent": "how the agent ended: exit_code, signal, timed_out, over_disk, duration_s, cpu_s, max_rss_mb, ...",
         "calls": "[{call_id, prompt_tokens, sampled_tokens, versions, trainable, reason, finish_reason, http_status, "
         "latency_ms}]",
         "incomplete_calls": "ids of calls that were sent on and whose answer was never recorded",

@@ -105,11 +105,11 @@ async def test_output_beyond_the_limit_is_counted_and_costs_no_memory(tmp_path: 
     assert psutil.Process().memory_info().rss - before < 64 * 2**20
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_an_agent_that_fills_its_disk_space_is_ended_and_says_why(tmp_path: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_agent_that_fills_its_disk_space_is_ended_and_says_why(tmp_path: Path, way: Way) -> None:
     fill = "import os, time\nfor n in range(3):\n    open(f'{os.environ[\"HOME\"]}/{n}', 'wb').write(b'x' * 2**20)\n"
     project = make_project(tmp_path, {"agent.py": f"{fill}time.sleep(600)\n"}, agent={"disk_mb": 2})
-    run = await run_agent(project, kind)
+    run = await run_agent(project, way)
     assert (run.exit.ok, run.exit.over_disk, run.exit.timed_out) == (False, True, False)
 
 

@@ -82,6 +82,7 @@ async def test_an_attempt_is_sealed_posted_judged_and_ended_in_this_order() -> N
         "duration_s": 1.5,
         "cpu_s": 0.25,
         "max_rss_mb": 30.0,
+        "over_disk": False,
         "stdout_bytes": 19,
         "stderr_bytes": 0,
         "stdout_tail": "my key is ***",
