@@ -130,4 +130,4 @@ def test_errors_have_openais_shape(status: int, kind: str) -> None:
     refused = CallRefused("What.", "Fix.", http_status=status, code="some_code")
     expected = {"error": {"message": "What. Fix.", "type": kind, "param": None, "code": "some_code"}}
     assert CHAT.error(refused) == expected
-    assert orjson.loads(CHAT.error_event(refused).removeprefix(b"data: ")) == expected
+    assert orjson.loads(CHAT.stream(request(CHAT)).fail(refused).removeprefix(b"data: ")) == expected

@@ -27,6 +27,10 @@ class EventStream(Protocol):
         """The events that end the stream."""
         ...
 
+    def fail(self, refused: CallRefused) -> bytes:
+        """The error within a stream that has begun, perhaps with nothing but keep-alives; nothing follows it."""
+        ...
+
 
 class Dialect(Protocol):
     @property
@@ -44,6 +48,12 @@ class Dialect(Protocol):
         """What a held stream says meanwhile; harmless to every reader of this dialect."""
         ...
 
+    @property
+    def told_in_stream(self) -> frozenset[str]:
+        """Reasons of refusals that streaming harnesses understand only as an event, so that they get a stream even
+        where nothing was sent before."""
+        ...
+
     def parse(self, body: Json) -> ModelRequest:
         """Raises CallRefused with a sentence that says what to change."""
         ...
@@ -59,7 +69,3 @@ class Dialect(Protocol):
         ...
 
     def error(self, refused: CallRefused) -> Json: ...
-
-    def error_event(self, refused: CallRefused) -> bytes:
-        """The error within a stream that has begun; nothing follows it."""
-        ...

@@ -39,6 +39,9 @@ class OpenAIStream:
     def end(self, answer: Answer) -> bytes:
         return DONE
 
+    def fail(self, refused: CallRefused) -> bytes:
+        return event(error_body(refused))
+
     def _says_something(self, choice: Json) -> bool:
         asked = self._request.wants_ids or self._request.wants_logprobs
         return asked or bool(choice.get("delta") or choice.get("text") or choice.get("finish_reason"))
@@ -50,6 +53,7 @@ class OpenAIDialect:
     name: str
     operation: Operation
     keep_alive = KEEP_ALIVE
+    told_in_stream: frozenset[str] = frozenset()
 
     @property
     def path(self) -> str:
@@ -74,11 +78,12 @@ class OpenAIDialect:
         return choice
 
     def error(self, refused: CallRefused) -> Json:
-        kind = _KINDS.get(refused.http_status, "server_error")
-        return {"error": {"message": str(refused), "type": kind, "param": None, "code": refused.code}}
+        return error_body(refused)
 
-    def error_event(self, refused: CallRefused) -> bytes:
-        return event(self.error(refused))
+
+def error_body(refused: CallRefused) -> Json:
+    kind = _KINDS.get(refused.http_status, "server_error")
+    return {"error": {"message": str(refused), "type": kind, "param": None, "code": refused.code}}
 
 
 def event(data: Json) -> bytes:
