@@ -1,8 +1,11 @@
 """The store's file: its schema, how it is opened and locked, and what SQLite's errors mean.
 
 One process writes: it holds an exclusive lock on `<file>.lock` for as long as the store is open, and the system lets go
-of it when the process dies. The file is in WAL mode with a sync at every commit, so what was acknowledged survives
-kill -9 and loss of power. `PRAGMA user_version` names the schema.
+of it when the process dies. The file is in WAL mode, and a commit hands its bytes to the system without waiting for
+the disk (`synchronous = NORMAL`): what was acknowledged survives kill -9 of any process. A loss of power, or of the
+whole machine, can take the last transactions back, as if they had not been; it never leaves a damaged file. What was
+trained is not learnt from here then: a checkpoint's own folder, flushed to the disk, is what a trainer resumes from.
+`PRAGMA user_version` names the schema.
 
 Rows that change (rollouts, calls) are short; what is written once and may be long (requests, answers, blobs) stands in
 tables of its own. Deleting a rollout takes everything that belongs to it along.
@@ -146,7 +149,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     if db.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
         raise StoreError(f"The disk that holds {path} cannot keep a write-ahead log.", "Use a local disk.")
     # fullfsync: on macOS only this reaches the medium.
-    for setting in ("synchronous = FULL", "fullfsync = ON", "foreign_keys = ON", "journal_size_limit = 67108864"):
+    for setting in ("synchronous = NORMAL", "fullfsync = ON", "foreign_keys = ON", "journal_size_limit = 67108864"):
         db.execute(f"PRAGMA {setting}")
     if is_new:
         identity = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
