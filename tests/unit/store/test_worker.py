@@ -85,6 +85,18 @@ async def test_jobs_that_wait_together_share_a_commit(bench: Bench) -> None:
     assert bench.rows() == list(range(50))
 
 
+async def test_the_loop_is_woken_once_for_a_transaction(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, wakes = asyncio.get_running_loop(), []
+    go_on, first = await bench.busy()
+    rest = [asyncio.ensure_future(bench.worker.run(put(i))) for i in range(50)]
+    await asyncio.sleep(0)  # one step of the loop submits them all
+    wake = loop.call_soon_threadsafe
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *work: wakes.append(work) or wake(*work))
+    go_on.set()
+    assert await asyncio.gather(first, *rest) == [True, *range(50)]
+    assert len(wakes) == 2, "one for the job that kept the worker busy, one for all others"
+
+
 async def test_a_result_is_given_out_only_after_the_commit(bench: Bench) -> None:
     committing, go_on = threading.Event(), threading.Event()
 
