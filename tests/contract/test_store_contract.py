@@ -321,7 +321,8 @@ async def test_a_sealed_attempt_still_takes_its_reward(store: Store) -> None:
 async def test_a_call_reads_back_whole(store: Store, clock: Clock) -> None:
     await enqueue(store, "r")
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": LARGE}}]}
-    begun = await store.begin_call(intent("c", [image], kind="auxiliary", parent_id="p"))
+    await store.begin_call(intent("c", [image], kind="auxiliary", parent_id="p"))
+    begun = (await store.calls("r"))[0].info
     assert (begun.committed, begun.commit_seq, begun.trainable, begun.reason) == (False, -1, False, None)
     item = commit("c", (5, 6, 7), (8, 9), usage={"total_tokens": 5}, side={"opaque": "x"}, retry_count=1)
     await store.commit_call(item)
@@ -420,7 +421,8 @@ async def test_unknown_and_repeated_calls_are_refused(store: Store) -> None:
 async def test_an_undelivered_call_is_not_trained_unless_a_later_call_continues_it(store: Store) -> None:
     await enqueue(store, "r")
     await store.begin_call(intent("a"))
-    committed = await store.commit_call(commit("a", (1, 2), (3,)))
+    await store.commit_call(commit("a", (1, 2), (3,)))
+    committed = (await store.calls("r"))[0].info
     assert (committed.trainable, committed.reason) == (False, "undelivered")
     await record(store, "b", (1, 2, 4), (5,))
     assert [(c.info.trainable, c.info.reason) for c in await store.calls("r")] == [(False, "undelivered"), (True, None)]

@@ -16,6 +16,10 @@ _CLAIMABLE = """
     (state = 'queuing' OR state = 'running' AND (holder = :controller OR lease_until <= :now))
     AND rollout_id NOT IN (SELECT value FROM json_each(:held))
 """
+_OPEN = """
+    SELECT rollouts.n AS rollout, state, attempts.n AS attempt, sealed
+    FROM rollouts LEFT JOIN attempts ON rollout = rollouts.n AND attempt_id = ? WHERE rollout_id = ?
+"""
 
 
 class Attempts(Tables):
@@ -63,7 +67,7 @@ class Attempts(Tables):
     @read
     def is_sealed(self, db: sqlite3.Connection, rollout_id: str, attempt_id: str) -> bool:
         """A rollout that has ended has no open attempt. Raises NotFoundError."""
-        return is_sealed(db, rollouts.row(db, rollout_id), attempt_id)
+        return _is_sealed(_find(db, rollout_id, attempt_id))
 
     @read
     def attempts(self, db: sqlite3.Connection, rollout_id: str) -> list[str]:
@@ -98,10 +102,31 @@ class Attempts(Tables):
         return [_event(db, rollout_id, attempt_id, row) for row in rows]
 
 
-def is_sealed(db: sqlite3.Connection, rollout: sqlite3.Row, attempt_id: str) -> bool:
-    sealed = "SELECT 1 FROM attempts WHERE rollout = ? AND attempt_id = ? AND sealed"
-    ended = rollout["state"] in TERMINAL_STATES
-    return ended or db.execute(sealed, (rollout["n"], attempt_id)).fetchone() is not None
+def find_open(db: sqlite3.Connection, rollout_id: str, attempt_id: str) -> tuple[int, int]:
+    """The numbers of a rollout and of its attempt, which begins here when it is used for the first time. Raises
+    NotFoundError, and ConflictError for a sealed attempt."""
+    found = _find(db, rollout_id, attempt_id)
+    refuse_sealed(rollout_id, attempt_id, found)
+    return found["rollout"], found["attempt"] or find_or_begin(db, found["rollout"], attempt_id)
+
+
+def refuse_sealed(rollout_id: str, attempt_id: str, found: sqlite3.Row) -> None:
+    """`found` has the `state` of the rollout and whether the attempt is `sealed`. Raises ConflictError."""
+    if _is_sealed(found):
+        what = f"Attempt {attempt_id} of rollout {rollout_id} is sealed: it takes no more calls."
+        raise ConflictError(what, "Its agent should have ended.")
+
+
+def _is_sealed(found: sqlite3.Row) -> bool:
+    return bool(found["sealed"]) or found["state"] in TERMINAL_STATES
+
+
+def _find(db: sqlite3.Connection, rollout_id: str, attempt_id: str) -> sqlite3.Row:
+    """No number of an attempt that is not used yet. Raises NotFoundError."""
+    found: sqlite3.Row | None = db.execute(_OPEN, (attempt_id, rollout_id)).fetchone()
+    if found is None:
+        raise rollouts.missing(rollout_id)
+    return found
 
 
 def find_or_begin(db: sqlite3.Connection, rollout: int, attempt_id: str) -> int:

@@ -147,12 +147,12 @@ class Store(Protocol):
 
     # calls. A CallInfo says what holds now: a call committed as trainable reads as untrainable (`undelivered`,
     # `superseded`) until it is delivered or a call committed later continues it.
-    async def begin_call(self, intent: Intent) -> CallInfo:
+    async def begin_call(self, intent: Intent) -> None:
         """Durable before the call is sent on. Raises NotFoundError, ConflictError when the attempt is sealed or the
         id is taken, StoreError when the request is no plain JSON."""
         ...
 
-    async def commit_call(self, commit: Commit) -> CallInfo:
+    async def commit_call(self, commit: Commit) -> None:
         """Durable before the answer's last byte. `response` is kept whole, so it should not repeat the prompt's ids.
         Raises NotFoundError, ConflictError when the attempt was sealed meanwhile or the call is committed already."""
         ...

@@ -22,6 +22,8 @@ def get_json(db: sqlite3.Connection, text: bytes) -> Any:
 
 
 def keep(db: sqlite3.Connection, rollout: int, blobs: codec.Blobs) -> None:
+    if not blobs:
+        return
     db.executemany("INSERT OR IGNORE INTO blobs VALUES (?, ?)", blobs.items())
     db.executemany("INSERT OR IGNORE INTO blob_uses VALUES (?, ?)", [(rollout, digest) for digest in blobs])
 

@@ -1,40 +1,78 @@
 """What later calls of attempts under way may build on, remembered in memory.
 
 Of token ids only the branches' ends are kept (a call whose prompt + sampled ids begin a later prompt is contained in
-that one), of requests only those that no later one covers. All of it can be read from the database again: after a
-restart, when memory ran short, or when a transaction was given up. It belongs to the writing thread, which changes it
-last in a job, when nothing of that job can fail any more.
+that one), of requests only those that no later one covers, and of both a bounded number: an attempt of thousands of
+calls without common ground costs no more than their number. Of too many ends those go first that continue nothing, so
+that a conversation keeps its end however many single questions its agent asks meanwhile.
+
+All of it can be read from the database again: after a restart, when memory ran short, or when a transaction was given
+up. It belongs to the writing thread, which changes it last in a job, when nothing of that job can fail any more.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from agl_runtime.calls import Delta, Ids, rebuild
+from agl_runtime.calls import Delta, Ids, common_prefix, rebuild
 from agl_runtime.store import codec
 
 BUDGET_BYTES = 128 * 2**20
 MOST_OUTLINES = 16
+MOST_ENDS = 64
 
 
 @dataclass(slots=True)
 class OpenAttempt:
-    """`ends`: committed calls that none continues, as prompt + sampled ids [P + S]. Both by call id, oldest first."""
+    """`ends`: committed calls that none continues, as prompt + sampled ids [P + S]; `single` are those of them that
+    continue none. By call id, oldest first, as `outlines` are. `begun` and `committed` count the attempt's calls."""
 
     ends: dict[str, Ids] = field(default_factory=dict)
+    single: dict[str, None] = field(default_factory=dict)
     outlines: dict[str, codec.Outline] = field(default_factory=dict)
+    begun: int = 0
+    committed: int = 0
+    _keys: Counter[str] = field(default_factory=Counter)
 
     @property
     def size_bytes(self) -> int:
         return sum(ids.nbytes for ids in self.ends.values())
 
-    def add_outline(self, call_id: str, outline: codec.Outline) -> None:
+    def is_retried(self, retry_key: str | None) -> bool:
+        """Whether several calls have this key."""
+        return retry_key is not None and self._keys[retry_key] > 1
+
+    def match(self, prompt: Ids) -> tuple[str, list[str]]:
+        """The end with which a prompt shares most, and those that it continues."""
+        shared = {call_id: common_prefix(prompt, ids) for call_id, ids in self.ends.items()}
+        base_id = max(shared, key=lambda call_id: shared[call_id], default="")
+        return base_id, [call_id for call_id, count in shared.items() if count == self.ends[call_id].size]
+
+    def begin(self, call_id: str, outline: codec.Outline, retry_key: str | None) -> None:
+        self.begun += 1
+        if retry_key is not None:
+            self._keys[retry_key] += 1
         kept = {old_id: old for old_id, old in self.outlines.items() if not codec.covers(outline, old)}
         self.outlines = dict(list(kept.items())[1 - MOST_OUTLINES :]) | {call_id: outline}
+
+    def commit(self, call_id: str, ids: Ids, continued: Collection[str]) -> None:
+        """`ids` are prompt + sampled; `continued` the calls that it continues."""
+        self.committed += 1
+        for old_id in continued:
+            self.ends.pop(old_id, None)
+            self.single.pop(old_id, None)
+        if ids.size:
+            self.ends[call_id] = ids
+            if not continued:
+                self.single[call_id] = None
+        if len(self.ends) > MOST_ENDS:
+            gone_id = next(iter(self.single if len(self.single) > 1 else self.ends))
+            del self.ends[gone_id]
+            self.single.pop(gone_id, None)
 
 
 class OpenAttempts:
@@ -63,17 +101,17 @@ class OpenAttempts:
 def _load(db: sqlite3.Connection, attempt: int) -> OpenAttempt:
     loaded = OpenAttempt()
     outlines: dict[str, codec.Outline] = {}
-    requests = "SELECT call_id, base_id, record FROM calls JOIN requests ON call = n WHERE attempt = ? ORDER BY n"
+    stored = "call_id, retry_key, base_id, record FROM calls JOIN requests ON call = n"
+    requests = f"SELECT {stored} WHERE attempt = ? ORDER BY n"
     for row in db.execute(requests, (attempt,)):
         outlines[row["call_id"]] = codec.outline_of(row["record"], outlines.get(row["base_id"]))
-        loaded.add_outline(row["call_id"], outlines[row["call_id"]])
+        loaded.begin(row["call_id"], outlines[row["call_id"]], row["retry_key"])
     whole: dict[str, Ids] = {}
     answers = "SELECT * FROM calls JOIN answers ON call = n WHERE attempt = ? ORDER BY commit_seq"
     for row in db.execute(answers, (attempt,)):
         prompt = rebuild(delta_of(row), whole, row["call_id"])
         ids = whole[row["call_id"]] = np.concatenate([prompt, np.frombuffer(row["sampled"], np.int32)])
-        if ids.size and not row["continued"]:
-            loaded.ends[row["call_id"]] = ids
+        loaded.commit(row["call_id"], ids, loaded.match(prompt)[1])
     return loaded
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from agl_runtime.calls import CallInfo, PackedCall, VersionSpan
-from agl_runtime.errors import NotFoundError
 from agl_runtime.schemas import Model, PolicyVersion, RolloutState
 from agl_runtime.store import attempts, blobs, codec
 from agl_runtime.store.base import StoredCall
@@ -18,7 +17,6 @@ from agl_runtime.store.tables import Tables, read
 
 _AS_STORED = ("call_id", "rollout_id", "attempt_id", "seq", "dialect", "parent_id", "kind", "model", "finish_reason")
 _OWNERS = "FROM calls JOIN attempts ON attempts.n = attempt JOIN rollouts ON rollouts.n = rollout"
-_CALL = f"SELECT calls.*, attempt_id, rollout, rollout_id {_OWNERS} WHERE call_id = ?"
 _CALLS = f"""
     SELECT calls.*, attempt_id, rollout_id, r.base_id AS request_base, r.record, r.digest AS request_digest, a.*
     {_OWNERS} JOIN requests r ON r.call = calls.n LEFT JOIN answers a ON a.call = calls.n
@@ -65,18 +63,6 @@ class Reading(Tables):
             name = f"calls.{'trainable' if trainable else reason or 'untrainable'}"
             found[name] = found.get(name, 0) + row["count"]
         return found
-
-
-def row(db: sqlite3.Connection, call_id: str) -> sqlite3.Row:
-    """A call without request and answer. Raises NotFoundError."""
-    found: sqlite3.Row | None = db.execute(_CALL, (call_id,)).fetchone()
-    if found is None:
-        raise NotFoundError(f"There is no call {call_id}.", "Its rollout was deleted, or it never began.")
-    return found
-
-
-def info(db: sqlite3.Connection, call_id: str) -> CallInfo:
-    return _info(row(db, call_id))
 
 
 def _is_committed(found: sqlite3.Row) -> bool:

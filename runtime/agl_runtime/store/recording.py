@@ -6,64 +6,57 @@ import sqlite3
 
 import numpy as np
 
-from agl_runtime.calls import CallInfo, Delta, common_prefix, make_delta
-from agl_runtime.errors import ConflictError
-from agl_runtime.store import attempts, blobs, codec, reading, rollouts
+from agl_runtime.calls import Delta, make_delta
+from agl_runtime.errors import ConflictError, NotFoundError
+from agl_runtime.store import attempts, blobs, codec
 from agl_runtime.store.base import Commit, Intent
 from agl_runtime.store.tables import Tables, write
 
-_SAME_KEY = "attempt = :attempt AND retry_key = :key AND commit_seq IS NOT NULL"
+_BEGIN = """
+    INSERT INTO calls (call_id, attempt, seq, created_at, dialect, model, kind, parent_id, retry_key)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (call_id) DO NOTHING
+"""
+_BEGUN = """
+    SELECT calls.n, attempt, retry_key, commit_seq, attempt_id, sealed, rollout, rollout_id, state
+    FROM calls JOIN attempts ON attempts.n = attempt JOIN rollouts ON rollouts.n = rollout WHERE call_id = ?
+"""
+_COMMIT = """
+    UPDATE calls SET commit_seq = ?, trainable = ?, reason = ?, finish_reason = ?, http_status = ? WHERE n = ?
+"""
+_SAME_KEY = "attempt = :attempt AND retry_key = :retry_key AND commit_seq IS NOT NULL"
+_RETRIED = f"UPDATE calls SET retried = 1 WHERE {_SAME_KEY} AND n < (SELECT MAX(n) FROM calls WHERE {_SAME_KEY})"
 
 
 class Recording(Tables):
     @write
-    def begin_call(self, db: sqlite3.Connection, intent: Intent) -> CallInfo:
+    def begin_call(self, db: sqlite3.Connection, intent: Intent) -> None:
         """Raises NotFoundError, ConflictError for a sealed attempt or a known id, StoreError for no plain JSON."""
-        rollout = rollouts.row(db, intent.rollout_id)
-        _refuse_sealed(db, rollout, intent.attempt_id)
-        if db.execute("SELECT 1 FROM calls WHERE call_id = ?", (intent.call_id,)).fetchone():
-            raise ConflictError(f"Call {intent.call_id} has begun already.", "Give every call its own id.")
-        attempt = attempts.find_or_begin(db, rollout["n"], intent.attempt_id)
+        rollout, attempt = attempts.find_open(db, intent.rollout_id, intent.attempt_id)
         known = self._opened.get(db, attempt)
         request = codec.encode(intent.request, known.outlines)
         static = (intent.dialect, intent.model, intent.kind, intent.parent_id, intent.retry_key)
-        seq = "(SELECT COUNT(*) FROM calls WHERE attempt = ?)"
-        number = db.execute(
-            "INSERT INTO calls (call_id, attempt, seq, created_at, dialect, model, kind, parent_id, retry_key)"
-            f" VALUES (?, ?, {seq}, ?, ?, ?, ?, ?, ?)",
-            (intent.call_id, attempt, attempt, self._clock(), *static),
-        ).lastrowid
-        stored = (number, request.base_id, request.record, request.digest)
+        begun = db.execute(_BEGIN, (intent.call_id, attempt, known.begun, self._clock(), *static))
+        if not begun.rowcount:
+            raise ConflictError(f"Call {intent.call_id} has begun already.", "Give every call its own id.")
+        stored = (begun.lastrowid, request.base_id, request.record, request.digest)
         db.execute("INSERT INTO requests VALUES (?, ?, ?, ?)", stored)
-        blobs.keep(db, rollout["n"], request.blobs)
-        known.add_outline(intent.call_id, request.outline)
-        return reading.info(db, intent.call_id)
+        blobs.keep(db, rollout, request.blobs)
+        known.begin(intent.call_id, request.outline, intent.retry_key)
 
     @write
-    def commit_call(self, db: sqlite3.Connection, commit: Commit) -> CallInfo:
+    def commit_call(self, db: sqlite3.Connection, commit: Commit) -> None:
         """Raises NotFoundError for an unknown call, ConflictError for a sealed attempt or a second commit."""
         call = _begun(db, commit.call_id)
-        attempt = call["attempt"]
-        known = self._opened.get(db, attempt)
+        known = self._opened.get(db, call["attempt"])
         prompt = np.ascontiguousarray(commit.prompt_ids, np.int32)
-        whole = np.concatenate([prompt, commit.sampled_ids], dtype=np.int32)
-        shared = {call_id: common_prefix(prompt, ids) for call_id, ids in known.ends.items()}
-        base_id = max(shared, key=lambda call_id: shared[call_id], default="")
-        continued = [call_id for call_id, count in shared.items() if count == known.ends[call_id].size]
+        base_id, continued = known.match(prompt)
         _insert_answer(db, call, commit, make_delta(prompt, base_id, known.ends.get(base_id)))
-        db.execute(
-            "UPDATE calls SET commit_seq = (SELECT COUNT(commit_seq) FROM calls WHERE attempt = ?), trainable = ?,"
-            " reason = ?, finish_reason = ?, http_status = ? WHERE n = ?",
-            (attempt, commit.trainable, commit.reason, commit.finish_reason, commit.http_status, call["n"]),
-        )
+        found = (commit.trainable, commit.reason, commit.finish_reason, commit.http_status)
+        db.execute(_COMMIT, (known.committed, *found, call["n"]))
         db.executemany("UPDATE calls SET continued = 1 WHERE call_id = ?", [(call_id,) for call_id in continued])
-        older = f"{_SAME_KEY} AND n < (SELECT MAX(n) FROM calls WHERE {_SAME_KEY})"
-        db.execute(f"UPDATE calls SET retried = 1 WHERE {older}", {"attempt": attempt, "key": call["retry_key"]})
-        for call_id in continued:
-            del known.ends[call_id]
-        if whole.size:
-            known.ends[commit.call_id] = whole
-        return reading.info(db, commit.call_id)
+        if known.is_retried(call["retry_key"]):
+            db.execute(_RETRIED, dict(call))
+        known.commit(commit.call_id, np.concatenate([prompt, commit.sampled_ids], dtype=np.int32), continued)
 
     @write
     def mark_delivered(self, db: sqlite3.Connection, call_id: str) -> None:
@@ -71,17 +64,13 @@ class Recording(Tables):
 
 
 def _begun(db: sqlite3.Connection, call_id: str) -> sqlite3.Row:
-    call = reading.row(db, call_id)
-    _refuse_sealed(db, rollouts.row(db, call["rollout_id"]), call["attempt_id"])
+    call: sqlite3.Row | None = db.execute(_BEGUN, (call_id,)).fetchone()
+    if call is None:
+        raise NotFoundError(f"There is no call {call_id}.", "Its rollout was deleted, or it never began.")
+    attempts.refuse_sealed(call["rollout_id"], call["attempt_id"], call)
     if call["commit_seq"] is not None:
         raise ConflictError(f"Call {call_id} is committed already.", "Read the stored answer.")
     return call
-
-
-def _refuse_sealed(db: sqlite3.Connection, rollout: sqlite3.Row, attempt_id: str) -> None:
-    if attempts.is_sealed(db, rollout, attempt_id):
-        what = f"Attempt {attempt_id} of rollout {rollout['rollout_id']} is sealed: it takes no more calls."
-        raise ConflictError(what, "Its agent should have ended.")
 
 
 def _insert_answer(db: sqlite3.Connection, call: sqlite3.Row, commit: Commit, prompt: Delta) -> None:

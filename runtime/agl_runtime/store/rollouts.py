@@ -109,8 +109,12 @@ def row(db: sqlite3.Connection, rollout_id: str) -> sqlite3.Row:
     """Raises NotFoundError."""
     found: sqlite3.Row | None = db.execute("SELECT * FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
     if found is None:
-        raise NotFoundError(f"There is no rollout {rollout_id}.", "Look at `agl rollouts`.")
+        raise missing(rollout_id)
     return found
+
+
+def missing(rollout_id: str) -> NotFoundError:
+    return NotFoundError(f"There is no rollout {rollout_id}.", "Look at `agl rollouts`.")
 
 
 def get(db: sqlite3.Connection, rollout_id: str) -> Rollout:

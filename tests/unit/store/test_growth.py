@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agl_runtime.calls import unpack
+from agl_runtime.calls import Ids, common_prefix, unpack
 from agl_runtime.errors import StoreError
 from agl_runtime.schemas import RolloutCreate
-from agl_runtime.store import codec, database
-from agl_runtime.store.open_attempts import MOST_OUTLINES, OpenAttempt, OpenAttempts
+from agl_runtime.store import codec, database, open_attempts
+from agl_runtime.store.open_attempts import MOST_ENDS, MOST_OUTLINES, OpenAttempt, OpenAttempts
 from agl_runtime.store.sqlite import SqliteStore, open_store
 from fakes.recorded import commit, intent, record
 
@@ -149,8 +149,46 @@ async def test_only_branch_ends_are_remembered_and_only_within_the_budget(tmp_pa
 def test_of_requests_that_share_nothing_the_newest_are_remembered() -> None:
     attempt = OpenAttempt()
     for number in range(MOST_OUTLINES + 5):
-        attempt.add_outline(str(number), codec.encode({"messages": [number]}, {}).outline)
+        attempt.begin(str(number), codec.encode({"messages": [number]}, {}).outline, None)
     assert list(attempt.outlines) == [str(number) for number in range(5, MOST_OUTLINES + 5)]
+
+
+def ids(*parts: int) -> Ids:
+    return np.array(parts, np.int32)
+
+
+def test_thousands_of_calls_without_common_ground_cost_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def count(prompt: Ids, end: Ids) -> int:
+        nonlocal compared
+        compared += 1
+        return common_prefix(prompt, end)
+
+    monkeypatch.setattr(open_attempts, "common_prefix", count)
+    attempt = OpenAttempt()
+    for number in range(3000):
+        assert attempt.match(ids(number, 7))[1] == []
+        attempt.commit(str(number), ids(number, 7, 8), [])
+    assert compared <= 3000 * MOST_ENDS
+    assert attempt.size_bytes == MOST_ENDS * ids(0, 7, 8).nbytes
+
+
+def test_a_conversation_is_continued_however_many_single_questions_come_between() -> None:
+    attempt = OpenAttempt()
+    attempt.commit("first", ids(1, 2), [])
+    attempt.commit("second", ids(1, 2, 3), ["first"])
+    for number in range(2 * MOST_ENDS):
+        attempt.commit(str(number), ids(100 + number), [])
+    assert attempt.match(ids(1, 2, 3, 4)) == ("second", ["second"])
+
+
+def test_of_conversations_alone_the_newest_are_remembered() -> None:
+    attempt = OpenAttempt()
+    for number in range(MOST_ENDS + 5):
+        attempt.commit(f"{number} first", ids(number), [])
+        attempt.commit(f"{number}", ids(number, 1), [f"{number} first"])
+    assert list(attempt.ends) == [str(number) for number in range(5, MOST_ENDS + 5)]
 
 
 async def test_what_a_failed_commit_left_in_memory_is_forgotten(
