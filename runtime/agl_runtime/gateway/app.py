@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp
 
 from agl_runtime.config import Config
 from agl_runtime.errors import AglError, ConflictError, KeyRefusedError, NotFoundError
@@ -14,6 +15,15 @@ from agl_runtime.gateway import state
 from agl_runtime.gateway.access import KeyGate
 from agl_runtime.gateway.routes import attempts, events, models, proxy, rollouts, upkeep
 from agl_runtime.store.base import Store
+
+
+class _App(FastAPI):
+    """The door, and behind it the way of model calls, stand before all that FastAPI puts around its routes: together
+    that would cost as much as a model call does."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        gateway: state.Gateway = self.state.gateway
+        return KeyGate(proxy.ModelCalls(super().build_middleware_stack(), gateway), gateway.admin_key, gateway.dialects)
 
 
 def create_app(config: Config, store: Store, admin_key: str) -> FastAPI:
@@ -30,9 +40,8 @@ def create_app(config: Config, store: Store, admin_key: str) -> FastAPI:
             gateway.stop()
             await gateway.close()
 
-    app = FastAPI(title="agl gateway", version="1.0.0", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = _App(title="agl gateway", version="1.0.0", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
-    app.add_middleware(KeyGate, admin_key=admin_key, dialects=gateway.dialects)
     app.add_exception_handler(AglError, _tell)
     for router in (proxy.router, rollouts.router, attempts.router, events.router, models.router, upkeep.router):
         app.include_router(router)

@@ -16,6 +16,7 @@ from fastapi.routing import APIRoute
 
 MODEL_CALL_BYTES = 32 * 2**20  # also of every other body but events
 EVENT_BYTES = 4 * 2**20
+LEVELS = 128  # that every body may have, whatever else it is
 # How much deeper than its body an answer that shows it may be.
 _LEVELS_AROUND = 32
 

@@ -7,6 +7,7 @@ choice, also of a chunk whose delta is {}. Nothing is guessed: what cannot be re
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from typing import Any
 
@@ -69,7 +70,8 @@ def read_ids(value: Any) -> Ids:
         ids = np.array(value)
     except ValueError:
         return NO_IDS  # lists of different lengths within the list
-    is_ids = ids.ndim == 1 and ids.dtype == np.int64 and ids.min(initial=0) >= 0 and ids.max(initial=0) < ID_LIMIT
+    # Read as unsigned, a negative number is too large as well.
+    is_ids = ids.ndim == 1 and ids.dtype == np.int64 and ids.view(np.uint64).max(initial=0) < ID_LIMIT
     return ids.astype(np.int32) if is_ids else NO_IDS
 
 
@@ -81,9 +83,13 @@ def read_logprobs(value: Any) -> LogProbs:
         items = [item.get("logprob") if isinstance(item, dict) else None for item in items]
     else:
         items = value.get("token_logprobs")
-    numbers = [_number(item) for item in items] if isinstance(items, list) else []
+    items = items if isinstance(items, list) else []
+    try:
+        numbers = array("d", items)
+    except (TypeError, OverflowError):
+        numbers = array("d", map(_number, items))
     with np.errstate(over="ignore"):  # what is beyond a float32 becomes infinite
-        return np.array(numbers, dtype=np.float64).astype(np.float32)
+        return np.array(numbers).astype(np.float32)
 
 
 def _number(value: Any) -> float:
@@ -163,9 +169,12 @@ def _accumulate(into: Json, part: Json) -> None:
             into[key] = known if isinstance(known, dict) else {}
             _accumulate(into[key], value)
         elif isinstance(value, list):
-            into[key] = known if isinstance(known, list) else []
-            for item in value:
-                _add_item(into[key], item)
+            items = into[key] = known if isinstance(known, list) else []
+            if key == "token_ids":
+                items += value
+            else:
+                for item in value:
+                    _add_item(items, item)
         elif value is not None:
             into[key] = value
 

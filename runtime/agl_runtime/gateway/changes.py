@@ -17,22 +17,28 @@ class Signal:
 
     def __init__(self) -> None:
         self.count = 0
-        self._event = asyncio.Event()
+        self._waiting: set[asyncio.Future[None]] = set()
 
     def fire(self) -> None:
         self.count += 1
-        event, self._event = self._event, asyncio.Event()
-        event.set()
+        waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
     async def wait(self, seen: int, timeout_s: float | None = None) -> bool:
         """True as soon as it has fired since `seen`; False after `timeout_s` (never, when None)."""
         if self.count > seen:
             return True
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._event.wait()
+                await future
         except TimeoutError:
             return False
+        finally:
+            self._waiting.discard(future)
         return True
 
 

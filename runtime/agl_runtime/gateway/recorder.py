@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from agl_runtime.errors import ConflictError, NotFoundError
+from agl_runtime.errors import ConflictError, NotFoundError, StoreError
 from agl_runtime.gateway.attempts import Attempt, Call
 from agl_runtime.gateway.fidelity import Circumstances, Verdict, judge
 from agl_runtime.gateway.internal import Answer, CallRefused, Json
@@ -26,13 +26,16 @@ def sealed(attempt_id: str) -> CallRefused:
 
 @contextmanager
 def refusing(attempt_id: str) -> Iterator[None]:
-    """The store's refusals as those of a call."""
+    """The store's refusals, and its failures, as those of a call."""
     try:
         yield
     except ConflictError as error:
         raise sealed(attempt_id) from error
     except NotFoundError as error:
         raise CallRefused(error.what, http_status=404) from error
+    except StoreError as error:
+        logger.error("attempt %s: a call cannot be recorded: %s", attempt_id, error)
+        raise CallRefused("The gateway failed to serve or to record this call.", http_status=500) from error
 
 
 @dataclass(frozen=True)

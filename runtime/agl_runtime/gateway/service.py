@@ -35,7 +35,7 @@ from agl_runtime.gateway.parents import is_auxiliary
 from agl_runtime.gateway.prepare import prepare
 from agl_runtime.gateway.recorder import Recorder, refusing, sealed
 from agl_runtime.gateway.registry import Registry
-from agl_runtime.gateway.upstream import Reply, Upstream, refusal_for
+from agl_runtime.gateway.upstream import Reply, Upstream, read_chunk, refusal_for
 from agl_runtime.schemas import Mode
 from agl_runtime.store.base import Store
 
@@ -184,12 +184,17 @@ class CallService:
         """Pass a stream on up to the chunk that finishes the answer; that one and what follows it are held back."""
         call.assembler = StreamAssembler()
         call.events = call.dialect.stream(call.request)
-        async for chunk in reply.chunks():
-            call.assembler.feed(chunk)
-            if call.held or is_terminal(chunk):
-                call.held.append(chunk)
-            else:
-                call.exchange.write(call.events.feed(chunk))
+        async for events in reply.events():
+            out: list[bytes] = []
+            try:
+                for chunk in map(read_chunk, events):
+                    call.assembler.feed(chunk)
+                    if call.held or is_terminal(chunk):
+                        call.held.append(chunk)
+                    else:
+                        out.append(call.events.feed(chunk))
+            finally:
+                call.exchange.write(b"".join(out))
         return read_answer(call.assembler.response())
 
     def _tell(self, call: Call, refused: CallRefused) -> None:

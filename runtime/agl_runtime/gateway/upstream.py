@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from agl_runtime.gateway.bodies import is_tellable
+from agl_runtime.gateway.bodies import LEVELS, is_tellable
 from agl_runtime.gateway.hold import Hold
 from agl_runtime.gateway.internal import HELD_CODE, CallRefused, Json, Operation, ServerFailed
 from agl_runtime.gateway.registry import Registry
@@ -31,6 +31,7 @@ LONGEST_AWAY_PAUSE_S = 2.0
 CONNECT_TIMEOUT_S = 10.0
 RETRIED_STATUSES = frozenset({408, 409, 429})
 OVERFLOW_CODE = "context_length_exceeded"
+DONE = b"[DONE]"
 # vLLM gives a context overflow no code of its own.
 _OVERFLOW_PHRASES = ("maximum context length", "maximum model length", "maximum context size")
 
@@ -48,18 +49,16 @@ class Reply:
         with _wrapped(self.model):
             return decode(await self._response.read())
 
-    async def chunks(self) -> AsyncIterator[Json]:
-        """The objects of an event stream, to its [DONE] or its end. Raises ServerFailed."""
+    async def events(self) -> AsyncIterator[list[bytes]]:
+        """The data of an event stream to its [DONE] or its end, as lists of what came together. Raises ServerFailed."""
         if self._response.content_type != "text/event-stream":
             raise ServerFailed("The model server did not answer with an event stream.", status=200)
         with _wrapped(self.model):
-            async for data in _events(self._response.content):
-                if data == b"[DONE]":
+            async for events in _events(self._response.content):
+                if DONE in events:
+                    yield events[: events.index(DONE)]
                     return
-                chunk = decode(data)
-                if not isinstance(chunk, dict) or "error" in chunk:
-                    raise ServerFailed(f"The model server broke off: {_message(chunk)}", status=200)
-                yield chunk
+                yield events
 
 
 @dataclass
@@ -171,14 +170,24 @@ def decode(data: bytes) -> Any:
     """JSON as model servers write it, with NaN and Infinity. Raises ServerFailed, also for what cannot be recorded."""
     try:
         value = orjson.loads(data)
+        # What holds so few brackets is not nested too deeply; of a stream's events that is nearly every one.
+        is_plain = data.count(b"[") + data.count(b"{") <= LEVELS
     except orjson.JSONDecodeError:
         try:
-            value = json.loads(data)
+            value, is_plain = json.loads(data), False
         except (ValueError, RecursionError) as error:
             raise ServerFailed("The model server's answer is no JSON.", status=200) from error
-    if not is_tellable(value):
+    if not is_plain and not is_tellable(value):
         raise ServerFailed("The model server's answer holds what cannot be told again.", status=200)
     return value
+
+
+def read_chunk(data: bytes) -> Json:
+    """One event's object. Raises ServerFailed for an error within the stream, and for what is no object."""
+    chunk = decode(data)
+    if not isinstance(chunk, dict) or "error" in chunk:
+        raise ServerFailed(f"The model server broke off: {_message(chunk)}", status=200)
+    return chunk
 
 
 def _may_retry(error: ServerFailed) -> bool:
@@ -220,12 +229,10 @@ def _is_overflow(error: ServerFailed) -> bool:
     return error.code == OVERFLOW_CODE or any(phrase in error.message for phrase in _OVERFLOW_PHRASES)
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The `data:` fields of a stream, one each; lines may be of any length (the first holds a whole prompt's ids)."""
-    rest = bytearray()
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[list[bytes]]:
+    """The `data:` fields of a stream; lines may be of any length (the first holds a whole prompt's ids)."""
+    rest = b""
     async for piece in content.iter_any():
-        rest += piece
-        *lines, rest = rest.split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield bytes(line[5:].strip())
+        *lines, rest = (rest + piece).split(b"\n")
+        if events := [line[5:].strip() for line in lines if line.startswith(b"data:")]:
+            yield events

@@ -16,17 +16,18 @@ from fakes.running_gateway import ADMIN_KEY, RunningGateway, config, running_gat
 OWN = {"rollout_id": "r1", "attempt_id": "0", "mode": "train", "operation": "openai/v1/chat/completions"}
 BODY = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 PUBLIC = {("GET", "/healthz")}
+MODEL_CALL = ("POST", "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/{operation}")
 FOR_AGENTS = {
-    ("POST", "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/{operation}"),
+    MODEL_CALL,
     ("GET", "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/openai/v1/models"),
     ("POST", "/api/rollouts/{rollout_id}/attempt/{attempt_id}/events"),
 }
 
 
 def routes() -> list[tuple[str, str]]:
-    """Method and path of everything that the gateway says it serves."""
+    """Method and path of everything that the gateway says it serves, and of model calls, which stand before that."""
     paths = create_app(config(), None, ADMIN_KEY).openapi()["paths"]  # type: ignore[arg-type]
-    return sorted((method.upper(), path) for path, methods in paths.items() for method in methods)
+    return sorted([MODEL_CALL, *((method.upper(), path) for path, methods in paths.items() for method in methods)])
 
 
 KEYS = {

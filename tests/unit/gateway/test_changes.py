@@ -20,6 +20,16 @@ async def test_a_waiter_is_woken() -> None:
     assert await task
 
 
+async def test_a_waiter_that_was_cancelled_is_left_alone() -> None:
+    signal = Signal()
+    gone, there = (asyncio.create_task(signal.wait(signal.count)) for _ in range(2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    signal.fire()
+    assert await there
+    assert (await asyncio.wait([gone]))[0].pop().cancelled()
+
+
 async def test_without_a_firing_the_wait_ends_in_time() -> None:
     signal = Signal()
     assert not await signal.wait(signal.count, 0.0)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import cast, get_args
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agl_runtime.gateway import bodies
 from agl_runtime.gateway.access import dialect_of
 from agl_runtime.gateway.internal import CallRefused
-from agl_runtime.gateway.routes.context import State, gateway_of
+from agl_runtime.gateway.routes.context import State
+from agl_runtime.gateway.state import Gateway
 from agl_runtime.schemas import Mode
 
+_CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/([^/]+)/(.+)")
 BASE = "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}"
 router = APIRouter(tags=["proxy"])
 
@@ -24,22 +29,36 @@ async def models(rollout_id: str, attempt_id: str, mode: str, gateway: State) ->
     return {"object": "list", "data": rows}
 
 
-@router.post(BASE + "/{operation:path}", response_class=Response)
-async def call(request: Request) -> Response:
-    """A model call, forwarded and recorded; streamed where the body asks for it."""
-    # Every call of every agent comes through here: it reads its path itself, which costs a tenth of FastAPI's way.
-    gateway, path, operation = gateway_of(request), request.path_params, request.path_params["operation"]
-    try:
-        dialect = gateway.dialects.get(operation)
-        if dialect is None:
-            what = f"The gateway does not serve {operation}."
-            raise CallRefused(what, f"It serves {', '.join(sorted(gateway.dialects))}.", http_status=404)
-        names = path["rollout_id"], path["attempt_id"], _mode(path["mode"])
-        return await gateway.calls.open(*names, dialect, await _body(request), request.headers)
-    except CallRefused as refused:
-        gateway.metrics.refused[refused.http_status] += 1
-        body = dialect_of(gateway.dialects, request.url.path).error(refused)
-        return JSONResponse(body, refused.http_status, refused.headers())
+@dataclass
+class ModelCalls:
+    """ASGI middleware that serves model calls, forwarded and recorded, streamed where the body asks for it."""
+
+    app: ASGIApp
+    gateway: Gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        path = _CALL.fullmatch(scope["path"]) if is_post else None
+        if path is None:
+            await self.app(scope, receive, send)
+            return
+        response = await self._answer(path, Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def _answer(self, path: re.Match[str], request: Request) -> Response:
+        gateway = self.gateway
+        rollout_id, attempt_id, mode, operation = path.groups()
+        try:
+            dialect = gateway.dialects.get(operation)
+            if dialect is None:
+                what = f"The gateway does not serve {operation}."
+                raise CallRefused(what, f"It serves {', '.join(sorted(gateway.dialects))}.", http_status=404)
+            raw = await _body(request)
+            return await gateway.calls.open(rollout_id, attempt_id, _mode(mode), dialect, raw, request.headers)
+        except CallRefused as refused:
+            gateway.metrics.refused[refused.http_status] += 1
+            body = dialect_of(gateway.dialects, request.scope["path"]).error(refused)
+            return JSONResponse(body, refused.http_status, refused.headers())
 
 
 async def _body(request: Request) -> bytes:
