@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from agl_runtime.config import Config
-from agl_runtime.errors import AglError, ConflictError, KeyRefusedError, NotFoundError
+from agl_runtime.errors import AglError, ConflictError, KeyRefusedError, NotFoundError, StoreError
 from agl_runtime.gateway import state
 from agl_runtime.gateway.access import KeyGate
 from agl_runtime.gateway.routes import attempts, events, models, proxy, rollouts, upkeep
@@ -49,6 +49,7 @@ def create_app(config: Config, store: Store, admin_key: str) -> FastAPI:
 
 
 async def _tell(_: Request, error: Exception) -> JSONResponse:
-    known = {NotFoundError: 404, ConflictError: 409, KeyRefusedError: 403}
+    # A full disk or a locked file passes: agl's own parts call again for a while.
+    known = {NotFoundError: 404, ConflictError: 409, KeyRefusedError: 403, StoreError: 503}
     status = next((code for kind, code in known.items() if isinstance(error, kind)), 500)
     return JSONResponse({"detail": str(error)}, status)

@@ -126,6 +126,26 @@ async def test_many_rollouts_end_and_none_is_lost_or_run_twice(tmp_path: Path) -
     assert parts["controller"].detail["limit"] == 4
 
 
+LEAVE = ASK.split("with urllib")[0].replace("sys.argv[1]}]", "sys.argv[1]}], 'stream': True")
+LEAVE += "response = urllib.request.urlopen(request, timeout=60)\nresponse.readline()\nos._exit(0)\n"
+
+
+async def test_an_agent_that_ends_before_its_stream_leaves_a_cut_call_that_is_not_trained(tmp_path: Path) -> None:
+    agent = {"command": [PYTHON, "agent.py", "x"]}
+    async with world(tmp_path, {"agent.py": LEAVE, **REWARD}, agent=agent, **JUDGED) as here:
+        with FakeModelServer([Answer("a long answer", gated_end=True)]) as server:
+            here.gateway.register(server.url)
+            async with controller(here):
+                await here.add(1)
+                await here.ended(1)
+            await asyncio.to_thread(server.wait_for, lambda server: server.cancelled == 1)
+        detail, record = await here.client.rollout("r0"), await here.client.calls("r0")
+    assert detail.rollout.status.state is RolloutState.SUCCEEDED
+    [call] = record.calls
+    assert (call.info.reason, call.info.trainable, call.info.http_status) == ("cut", False, 499)
+    assert record.reward == 1.0
+
+
 async def test_a_dead_model_server_fails_a_rollout_without_a_reward(tmp_path: Path) -> None:
     settings = {"agent": {"command": [PYTHON, "agent.py", "x"], "attempts": 2}, "gateway": {"hold_limit_s": 0.1}}
     async with world(tmp_path, {"agent.py": ASK, **REWARD}, **settings, **JUDGED) as here, controller(here):

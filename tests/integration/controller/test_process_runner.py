@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -118,6 +119,21 @@ async def test_an_agent_that_took_too_much_disk_space_and_ended_is_told_from_one
     for limit_mb, exceeded in ((1, True), (2, False)):
         run = await run_agent(make_project(tmp_path, {"agent.py": write}, agent={"disk_mb": limit_mb}))
         assert (run.exit.exit_code, run.exit.over_disk, run.exit.ok) == (0, exceeded, not exceeded)
+
+
+async def test_a_workspace_that_does_not_fit_on_the_disk_is_no_failure_of_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path, **_: bool) -> None:
+        target.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    project = make_project(tmp_path, {"agent.py": "print('fine')"})
+    with monkeypatch.context() as patch:
+        patch.setattr(workspace.shutil, "copy2", full)
+        with pytest.raises(RunnerError, match=r"The folder .*/r1/0 cannot be made: .*No space left.* Check the disk\."):
+            await run_agent(project)
+    assert (await run_agent(project)).stdout.text == "fine\n", "once there is space again, the same attempt runs"
 
 
 async def test_output_that_is_no_text_is_kept_readable(tmp_path: Path) -> None:

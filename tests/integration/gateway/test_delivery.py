@@ -236,8 +236,8 @@ async def test_an_answer_that_cannot_be_recorded_is_not_given_out(
     model.script = [Answer("precious")]
     for stream in (False, True):
         response = await gateway.http.post(url(gateway), json={**BODY, "stream": stream})
-        assert "The gateway failed to serve or to record this call." in response.text
+        assert "The disk is full. Free some space." in response.text
         assert '"finish_reason":"stop"' not in response.text
-        assert response.status_code == (200 if stream else 500)
+        assert response.status_code == (200 if stream else 503)
     _, packed, incomplete = await gateway.store.packed_calls("r1")
     assert (packed, len(incomplete)) == ([], 2)

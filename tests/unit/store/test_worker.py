@@ -165,6 +165,19 @@ async def test_a_file_locked_from_outside_is_named(tmp_path: Path, monkeypatch: 
     await asyncio.to_thread(bench.worker.stop)
 
 
+async def test_a_file_that_is_locked_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    bench, beginning = Bench(tmp_path / "s.sqlite3"), threading.Event()
+    other = sqlite3.connect(bench.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    bench.db.set_trace_callback(lambda statement: beginning.set() if statement == "BEGIN IMMEDIATE" else None)
+    job = asyncio.ensure_future(bench.worker.run(put(1)))
+    assert await asyncio.to_thread(beginning.wait, 30)
+    other.execute("ROLLBACK")
+    assert await job == 1
+    other.close()
+    await asyncio.to_thread(bench.worker.stop)
+
+
 async def test_stopping_finishes_what_waits(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "s.sqlite3")
     jobs = [asyncio.ensure_future(bench.worker.run(put(i))) for i in range(5)]
