@@ -7,6 +7,7 @@ or missing, and `Doubt` where a run is possible but the user should know somethi
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -28,8 +29,9 @@ from agl_runtime.controller.reward import check_reward
 from agl_runtime.controller.runners.command import TaskPlace, render, split_command
 from agl_runtime.controller.runners.environment import Installation, user_path
 from agl_runtime.controller.runners.isolation import choose_isolation, probe_isolation
+from agl_runtime.controller.runners.process import ProcessRunner
 from agl_runtime.controller.runners.workspace import Repository, own_files
-from agl_runtime.errors import AglError, ConfigError, PreconditionError, RewardError
+from agl_runtime.errors import AglError, ConfigError, PreconditionError, RewardError, RunnerError
 from agl_runtime.trainer import checks as trainer_checks
 from agl_runtime.trainer.data import Task, load_tasks
 from agl_runtime.trainer.estimate import count_parameters
@@ -159,6 +161,27 @@ def isolation(project: Project) -> str:
     began = time.perf_counter()
     probe_isolation((choice.kind,))
     return f"{choice.kind}, which costs each agent about {(time.perf_counter() - began) * 1000:.0f} ms"
+
+
+def warm_starts(project: Project) -> str:
+    """Tried for real."""
+    modules = project.config.agent.warm
+    if not modules:
+        return "off: every agent starts an interpreter of its own"
+    began = time.perf_counter()
+    refused = asyncio.run(_try_warm(project))
+    if refused is not None:
+        raise Doubt(f"agents start cold: {refused.what}", refused.fix)
+    named = ", ".join(modules) if isinstance(modules, list) else "Python"
+    return f"{named}, ready in {time.perf_counter() - began:.1f} s"
+
+
+async def _try_warm(project: Project) -> RunnerError | None:
+    runner = ProcessRunner(project, "http://127.0.0.1", choose_isolation(project.config.agent.isolation))
+    try:
+        return await runner.try_warm()
+    finally:
+        runner.close()
 
 
 def reward(project: Project) -> str:
@@ -294,7 +317,7 @@ EVALUATION: dict[str, Check] = SCORING | {"validation tasks": tasks_to_measure}
 TRAINING: dict[str, Check] = (
     {"training tasks": training_tasks} | SCORING | {"gpu": gpu, "training": training, "isolation": isolation}
 )
-ALL: dict[str, Check] = {"python": python} | TRAINING | {"disk": disk}
+ALL: dict[str, Check] = {"python": python} | TRAINING | {"warm starts": warm_starts, "disk": disk}
 
 
 def all_for(project: Project) -> dict[str, Check]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +17,10 @@ import yaml
 from agl_cli.harnesses.base import Integration, Repository, harnesses
 from agl_cli.harnesses.repository import look
 from agl_cli.patching.edits import Edit
+from agl_cli.preload import modules_to_preload
 from agl_cli.resources import resource
 from agl_runtime.config import CONFIG_NAME
+from agl_runtime.controller.runners.environment import Installation, user_path
 from agl_runtime.errors import ConfigError
 
 _PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
@@ -77,11 +81,19 @@ def _config(repository: Repository, integration: Integration, answers: Answers, 
     return _render(
         "agl.yaml.j2",
         command=_yaml(" ".join(part if _PLAIN.fullmatch(part) else shlex.quote(part) for part in integration.command)),
+        warm=", ".join(_preloads(repository, integration)),
         reward=f"{reward_file}:reward",
         train=_yaml(repository.tasks.train),
         val=_yaml(repository.tasks.val),
         model=_yaml(answers.model),
     )
+
+
+def _preloads(repository: Repository, integration: Integration) -> list[str]:
+    program = integration.command[0]
+    found = shutil.which(program, path=user_path(os.environ, Installation.current()))
+    python = found or str(repository.root / program)
+    return modules_to_preload(repository.root, python, integration.command)
 
 
 def _yaml(value: str | None) -> str | None:

@@ -10,33 +10,19 @@ controller begins, with the rollouts waiting, and stops when the last has ended.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import psutil
+from support.pace import Pace, timed
 from support.report import emit, table
-from support.servers import KEY, Server, agl_gateway, process, reference_python, reference_server, send
+from support.servers import KEY, agl_gateway, reference_python, reference_server
 
 LEAST_RATIO = 15.0
-POLL_S = 0.02
-LIMIT_S = 300.0
 POLLS_S = {"as it ships (10 s)": None, "polls every 0.2 s": 0.2}
 ISOLATIONS = ("auto", "off")
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """`cpu_ms` is what one rollout cost the gateway, the controller and its agents together."""
-
-    per_s: float
-    cpu_ms: float
 
 
 def agl(rollouts: int, isolation: str) -> Pace:
@@ -65,38 +51,6 @@ def reference(rollouts: int, poll_s: float | None) -> Pace:
 def plain_python() -> str:
     """The interpreter below this virtual environment: an agent's own needs none of agl's packages."""
     return str(getattr(sys, "_base_executable", sys.executable))
-
-
-def timed(server: Server, command: Sequence[str], folder: Path, says: str, rollouts: int) -> Pace:
-    """From the line of its log in which the controller `says` that it begins, to the end of the last rollout."""
-    path = os.environ.get("PYTHONPATH", "") if server.scoped else str(folder)
-    with process(command, folder, PYTHONPATH=path) as child:
-        give_up_at = time.monotonic() + LIMIT_S
-
-        def wait(is_over: Any) -> float:
-            while not is_over():
-                if child.poll() is not None or time.monotonic() > give_up_at:
-                    raise SystemExit("\n".join(log.read_text()[-2000:] for log in folder.glob("*.log")))
-                time.sleep(POLL_S)
-            return time.monotonic()
-
-        def cpu_s() -> float:
-            return sum(psutil.Process(child.pid).cpu_times()[:4]) + server.cpu_s()
-
-        began = wait(lambda: any(says in log.read_text(errors="replace") for log in folder.glob("*.log")))
-        before_s = cpu_s()
-        ended = wait(lambda: ended_rollouts(server) >= rollouts)
-        cpu_ms = (cpu_s() - before_s) * 1000 / rollouts
-    page = send("GET", f"{server.url}/api/rollouts/terminal?after=0&limit={rollouts}", server.key)
-    states = {item["state"] for item in page["items"]}
-    if states != {"succeeded"}:
-        raise SystemExit(f"{server.name}: rollouts ended as {json.dumps(sorted(states))}.")
-    return Pace(rollouts / (ended - began), cpu_ms)
-
-
-def ended_rollouts(server: Server) -> int:
-    page = send("GET", f"{server.url}/api/rollouts/terminal?after=0&limit=1", server.key)
-    return int(page["total_terminal"])
 
 
 def main() -> None:

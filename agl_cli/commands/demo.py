@@ -14,6 +14,7 @@ import typer
 
 from agl_cli import checks, diagnostics, output
 from agl_cli.options import AsJson, Settings
+from agl_cli.preload import modules_to_preload
 from agl_cli.progress import BAR_WIDTH, bar, pass_at_1
 from agl_cli.project import MetricsTail, open_project
 from agl_cli.resources import resource
@@ -68,13 +69,16 @@ def _make(path: Path, *, fresh: bool) -> None:
     for name in COPIED:
         source = resource(f"{EXAMPLE}/{name}")
         (shutil.copytree if source.is_dir() else shutil.copyfile)(source, path / name)
-    _use_this_python(path / CONFIG_NAME)
+    _use_this_python(path)
 
 
-def _use_this_python(config: Path) -> None:
+def _use_this_python(path: Path) -> None:
     """An agent runs with the Python of your PATH; the demo's runs with this one, which has the openai package."""
+    config = path / CONFIG_NAME
     text = config.read_text(encoding="utf-8")
-    config.write_text(text.replace("command: python ", f"command: {shlex.quote(sys.executable)} ", 1), encoding="utf-8")
+    text = text.replace("command: python ", f"command: {shlex.quote(sys.executable)} ", 1)
+    modules = ", ".join(modules_to_preload(path, sys.executable, [sys.executable, "agent.py"]))
+    config.write_text(text.replace("warm: [openai]", f"warm: [{modules}]", 1), encoding="utf-8")
 
 
 def _show(path: Path, seed: int, project: Project, outcome: Outcome, *, as_json: bool) -> None:

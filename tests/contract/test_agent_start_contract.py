@@ -86,6 +86,17 @@ ENDINGS = {
     "at exit": "import atexit\natexit.register(print, 'goodbye')\nprint('buffered', end='')",
     "thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.05), print('later'))).start()",
     "unclosed": "file = open('made', 'w')\nfile.write('x')\nprint('begun')",
+    "kept file": "import json\njson.kept = open('made', 'w')\njson.kept.write('x')",
+    "deleted": "class Thing:\n    def __del__(self): print('gone', Thing is not None)\n"
+    "one, two = Thing(), Thing()\none.other, two.other = two, one\nthree = Thing()\nimport atexit\n"
+    "atexit.register(print, 'first')",
+    "generator": "def numbers():\n    try:\n        yield 1\n    finally:\n        print('closed')\n"
+    "it = numbers()\nnext(it)",
+    "exit in thread": "import threading\nthreading.Thread(target=sys.exit, args=(3,)).start()\nsys.exit(True)",
+    "bad hooks": "import atexit\natexit.register(lambda: 1 / 0)\natexit.register(print, 'still')",
+    "fork": "if os.fork() == 0:\n    print('child')\n    sys.exit(5)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))",
+    "closed stream": "sys.stdout.close()",
+    "full": "sys.stdout = open('/dev/full', 'w')\nprint('lost')",
     "warning": "import warnings\nwarnings.warn('careful')\nwarnings.warn('old', DeprecationWarning)",
     "missing": None,
     "multiprocessing": "import multiprocessing\ndef twice(n): return 2 * n\nif __name__ == '__main__':\n"
@@ -110,6 +121,14 @@ async def test_an_end_is_judged_and_told_the_same(tmp_path: Path, way: Way, name
         "at exit": (0, None, "bufferedgoodbye\n", ""),
         "thread": (0, None, "later\n", ""),
         "unclosed": (0, None, "begun\n", ""),
+        "kept file": (0, None, "", ""),
+        "deleted": (0, None, "first\n" + "gone True\n" * 3, ""),
+        "generator": (0, None, "closed\n", ""),
+        "exit in thread": (1, None, "", ""),
+        "bad hooks": (0, None, "still\n", "ZeroDivisionError: division by zero\n"),
+        "fork": (0, None, "child\n5\n", ""),
+        "closed stream": (0, None, "", ""),
+        "full": (120, None, "", "OSError: [Errno 28] No space left on device\n"),
         "warning": (0, None, "", "DeprecationWarning: old\n  warnings.warn('old', DeprecationWarning)\n"),
         "missing": (2, None, "", "can't open file 'WORKSPACE/absent.py': [Errno 2] No such file or directory\n"),
         "multiprocessing": (0, None, "[2, 4]\n", ""),
@@ -123,8 +142,8 @@ async def test_an_end_is_judged_and_told_the_same(tmp_path: Path, way: Way, name
     said = run.stderr.text.replace(str(run.workspace), "WORKSPACE")
     assert said.endswith(stderr) if stderr else said in ("", "Terminated\n", "Killed\n")  # the sandbox's shell says so
     assert "warm_helper" not in said
-    assert said.count("Traceback") == {"raised": 1, "interrupt": 1}.get(name, 0)
-    assert name != "unclosed" or (run.workspace / "made").read_text() == "x"
+    assert said.count("Traceback") == {"raised": 1, "interrupt": 1, "bad hooks": 1}.get(name, 0)
+    assert name not in ("unclosed", "kept file") or (run.workspace / "made").read_text() == "x"
 
 
 @each_start

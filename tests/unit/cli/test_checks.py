@@ -248,6 +248,18 @@ def test_doctor_says_where_agents_are_not_separated(tmp_path: Path) -> None:
     assert "no security boundary" in finding.what
 
 
+def test_doctor_tries_warm_starts_and_says_why_there_are_none(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "project")
+    for modules, state, what in (
+        ("false", "ok", "off: every agent starts an interpreter of its own"),
+        ("true", "ok", "Python, ready in"),
+        ("[colorsys]", "ok", "colorsys, ready in"),
+        ("[absent]", "warning", "agents start cold: importing absent failed: ModuleNotFoundError"),
+    ):
+        (finding,) = checks.examine(open_project(root, [f"agent.warm={modules}"]), {"warm": checks.warm_starts})
+        assert (finding.state, finding.what[: len(what)]) == (state, what)
+
+
 def test_a_gpu_is_known_by_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771'\n", encoding="utf-8")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from agl_cli import scaffold
 from agl_cli.main import app
 from agl_runtime.config import load_project
 
@@ -123,3 +124,9 @@ def test_tasks_without_an_answer_make_a_reward_that_refuses_to_judge(root: Path)
     exec((root / "reward.py").read_text(encoding="utf-8"), scope)
     with pytest.raises(ValueError, match="does not judge rollouts yet"):
         scope["reward"]({}, "", {}, {})  # type: ignore[operator]
+
+
+def test_modules_that_are_slow_to_import_are_imported_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaffold, "modules_to_preload", lambda *_: ["openai", "openai.resources"])
+    agl(root, "--yes")
+    assert load_project(root).config.agent.warm == ["openai", "openai.resources"]

@@ -25,10 +25,12 @@ if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
 
 import atexit  # noqa: E402 - the folder of this file is no place to import from
 import builtins  # noqa: E402
+import contextlib  # noqa: E402
 import ctypes  # noqa: E402
 import gc  # noqa: E402
 import importlib  # noqa: E402
 import importlib.machinery  # noqa: E402
+import io  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import runpy  # noqa: E402
@@ -37,7 +39,7 @@ import socket  # noqa: E402
 import struct  # noqa: E402
 import threading  # noqa: E402
 import types  # noqa: E402
-from typing import Any, Sequence  # noqa: E402, UP035 - read by Python 3.8 too
+from typing import Any, Iterable, Sequence  # noqa: E402, UP035 - read by Python 3.8 too
 
 MOST_BYTES = 4096
 NO_FORK = ("grpc._cython.cygrpc",)  # threads of its own that no fork gets on with
@@ -56,6 +58,8 @@ MOUNT_FLAGS = {
 }
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 CAPABILITY_VERSION = 0x20080522
+FLUSH_FAILED = 120
+WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 ENV_FIELDS = slice(47, 49)  # of /proc/self/stat after the name: where the environment begins and ends
 
 
@@ -227,8 +231,9 @@ def renew() -> None:
         modules["numpy.random"].seed()
 
 
-def run(argv: list[str], orig_argv: list[str]) -> None:
-    """The script, or the module after -m, as the program's main module."""
+def run(argv: list[str], orig_argv: list[str]) -> int:
+    """The script, or the module after -m, as the program's main module; returns its exit code, or a signal's negative
+    number."""
     main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = main
@@ -245,14 +250,13 @@ def run(argv: list[str], orig_argv: list[str]) -> None:
             loader = importlib.machinery.SourceFileLoader("__main__", path)
             vars(main).update(__file__=path, __cached__=None, __loader__=loader)
             exec(compile(read_script(path), path, "exec", dont_inherit=True), vars(main))
-    except SystemExit:
-        raise
+    except SystemExit as error:
+        return exit_code(error.code)
     except BaseException as error:
         trace = error.__traceback__.tb_next if error.__traceback__ else None  # without this function
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-        if isinstance(error, KeyboardInterrupt):
-            die_of_interrupt()
-        sys.exit(1)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    return 0
 
 
 def read_script(path: str) -> bytes:
@@ -264,31 +268,59 @@ def read_script(path: str) -> bytes:
         sys.exit(2)
 
 
-def die_of_interrupt() -> None:
-    """As the interpreter does at its end."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)
+def exit_code(value: object) -> int:
+    """What sys.exit(value) means."""
+    if value is None or isinstance(value, int):
+        return (value or 0) & 0xFF
+    sys.stderr.write(f"{value}\n")
+    return 1
+
+
+def leave(code: int, imported: frozenset[str]) -> None:
+    """End as the interpreter would, but let stand what the helper has imported: to take that apart is to copy it."""
+    for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+        with contextlib.suppress(BaseException):  # told by Python already
+            step()
+    if failures := flush((sys.stdout, sys.stderr)):
+        os.write(2, "".join(failures).encode())
+        code = FLUSH_FAILED
+    for name in {"__main__", *sys.modules} - imported:
+        sys.modules.pop(name, None)
+    gc.collect()
+    flush(each for each in gc.get_objects() if issubclass(type(each), WRITERS))
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def flush(streams: Iterable[Any]) -> list[str]:
+    """What is to be said of those that cannot be flushed."""
+    failures = []
+    for stream in streams:
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except (OSError, ValueError) as error:
+            failures.append(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n")
+    return failures
 
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     reason = refusal(sys.argv[2:])
-    loaded = sorted({name.partition(".")[0] for name in set(sys.modules) - AT_START})
+    imported = frozenset(sys.modules) - {"__main__"}
+    loaded = sorted({name.partition(".")[0] for name in imported - AT_START})
     control.send(json.dumps({"refused": reason} if reason else {"loaded": loaded}).encode())
     if reason:
         return
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush((sys.stdout, sys.stderr))
     gc.collect()
     gc.freeze()  # so that an agent's collector does not copy what all of them share
     helper = os.getpid()
     request = take_place(serve(control), helper)
     renew()
-    run(request["argv"], request["orig_argv"])
+    leave(run(request["argv"], request["orig_argv"]), imported)
 
 
 if __name__ == "__main__":
