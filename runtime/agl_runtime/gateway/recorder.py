@@ -35,7 +35,7 @@ def refusing(attempt_id: str) -> Iterator[None]:
         raise CallRefused(error.what, http_status=404) from error
     except StoreError as error:
         logger.error("attempt %s: a call cannot be recorded: %s", attempt_id, error)
-        raise CallRefused("The gateway failed to serve or to record this call.", http_status=500) from error
+        raise CallRefused(error.what, error.fix, http_status=503) from error
 
 
 @dataclass(frozen=True)

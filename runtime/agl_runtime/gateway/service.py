@@ -23,7 +23,6 @@ from json import JSONDecodeError
 from starlette.responses import Response
 
 from agl_runtime.config import Config
-from agl_runtime.errors import StoreError
 from agl_runtime.gateway import bodies
 from agl_runtime.gateway.attempts import Attempt, Attempts, Call
 from agl_runtime.gateway.capture import StreamAssembler, is_terminal, read_answer
@@ -122,9 +121,6 @@ class CallService:
                 self._tell(call, refused)
             except asyncio.CancelledError:
                 self._tell(call, sealed(call.attempt.attempt_id))
-            except StoreError as error:
-                logger.error("call %s of rollout %s: %s", call.call_id, call.attempt.rollout_id, error)
-                self._tell(call, CallRefused(error.what, error.fix, http_status=503))
             except Exception:
                 logger.exception("call %s of rollout %s failed in the gateway", call.call_id, call.attempt.rollout_id)
                 self._tell(call, CallRefused("The gateway failed to serve or to record this call.", http_status=500))
