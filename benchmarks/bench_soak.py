@@ -1,9 +1,9 @@
 """A bounded soak: 256 rollouts in flight through every part, memory and errors watched from outside.
 
-`agl up` runs gateway, controller and the embedded trainer with a tiny policy; the trainer keeps 64 groups of 4 under
-way. Most agents are coroutines of one more controller, in a process of its own and on the same gateway; 16 are
-processes of the standard library. An agent makes three calls, every other one streamed, and waits some seconds after
-each, so that 2 cores are enough. The store keeps 1,000 finished rollouts.
+`agl up` runs gateway, controller and the embedded trainer with a tiny policy; the trainer keeps twice as many rollouts
+under way as agents run, so that none is ever free. Most agents are coroutines of one more controller, in a process of
+its own and on the same gateway; 16 are processes of the standard library. An agent makes three calls, every other one
+streamed, and waits some seconds after each, so that 2 cores are enough. The store keeps 1,000 finished rollouts.
 
 Watched: the memory of each part (median of the samples around a quarter of the time and at its end, and the slope
 between), what failed and why, and the store's size. Bounds: between a quarter and the end no part grows by more than a
@@ -46,10 +46,8 @@ from agl_runtime.errors import NotFoundError
 from agl_runtime.part import STORE_FILE, admin_key, gateway_url, stop_event
 from agl_runtime.schemas import Grant, RolloutState
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-from fakes.tiny_model import make_tiny_policy
-
-GROUP_SIZE, BATCH, KEPT, PRUNE_S = 4, 16, 1000, 60.0
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+GROUP_SIZE, BATCH, KEPT, PRUNE_S = 4, 32, 1000, 60.0
 TURNS, PAUSE_S = 3, 6.0
 SAMPLE_S = 2.0
 START_S = 180.0
@@ -75,6 +73,9 @@ post(os.environ["AGL_EVENT_URL"], {{"event_type": "reward", "data": {{"value": r
 
 
 def make_project(root: Path, agents: int, processes: int) -> None:
+    sys.path.append(str(TESTS))
+    from fakes.tiny_model import make_tiny_policy  # imports torch, which the played agents' process does without
+
     settings = {
         "agent": {
             "command": [sys.executable, "-I", "agent.py"],
@@ -89,7 +90,8 @@ def make_project(root: Path, agents: int, processes: int) -> None:
             "steps": 1_000_000,
             "groups_per_step": BATCH,
             "group_size": GROUP_SIZE,
-            "active_groups": agents // GROUP_SIZE,
+            "active_groups": 2 * agents // GROUP_SIZE,
+            "max_staleness": None,
             "lr": 1e-5,
             "no_signal_steps": 1000,
         },
