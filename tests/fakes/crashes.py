@@ -2,7 +2,7 @@
 
 The run is `agl up` in a process of its own, with a tiny policy and agents of the standard library alone. An agent tells
 the observer of every answer that it saw before it goes on, over a connection that no kill of agl's parts cuts, and the
-observer reads in the store what is committed while the run goes on. `Evidence.faults` compares both with the end.
+observer reads in the store what is committed while the run goes on. `crash_evidence` compares both with the end.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import contextlib
 import hashlib
 import json
 import random
-import re
 import signal
 import socketserver
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -22,18 +20,15 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from agl_cli.runstate import ProcessId, Record, left_record
-from agl_runtime.part import STORE_FILE, SUMMARY_FILE
-from agl_runtime.schemas import TERMINAL_STATES, PolicyVersion, RolloutState
-from agl_runtime.store.base import Store
-from agl_runtime.store.sqlite import open_store
+from agl_runtime.part import SUMMARY_FILE
 from fakes.agents import processes_with
+from fakes.crash_evidence import Evidence
 
 PARTS = ("gateway", "controller", "trainer")
 EVERYTHING = (*PARTS, "supervisor", "agents")
@@ -181,96 +176,6 @@ class _Notes(socketserver.StreamRequestHandler):
                 assert isinstance(self.server, Listener)
                 self.server.notes.append(json.loads(line))
                 self.wfile.write(b"\n")
-
-
-@dataclass
-class Evidence:
-    """What was seen from outside while the run went on."""
-
-    notes: list[dict[str, Any]]
-    rollouts: set[str] = field(default_factory=set)
-    committed: set[str] = field(default_factory=set)
-
-    def look(self, state_dir: Path) -> None:
-        """Take down what the store holds now; nothing while the store is between two gateways."""
-        try:
-            with contextlib.closing(sqlite3.connect(f"file:{state_dir / STORE_FILE}?mode=ro", uri=True)) as db:
-                self.rollouts |= {row[0] for row in db.execute("SELECT rollout_id FROM rollouts")}
-                self.committed |= {row[0] for row in db.execute("SELECT call_id FROM calls WHERE commit_seq >= 0")}
-        except sqlite3.OperationalError:
-            return
-
-    async def faults(self, state_dir: Path) -> tuple[list[str], dict[str, Any]]:
-        """Sentences about all that is wrong with the store at the end of the run, and counts of what was examined."""
-        self.look(state_dir)
-        store = open_store(state_dir / STORE_FILE)
-        await store.open()
-        try:
-            told, counts = await self._told(store)
-            trained = [record for record in await store.checkpoints()]
-        finally:
-            await store.close()
-        updates = [PolicyVersion.parse(record.version).updates for record in trained]
-        names = [name for record in trained for name in record.rollout_ids]
-        told += [f"{name} was trained {count} times" for name, count in Counter(names).items() if count > 1]
-        told += [f"{name} was trained and is not in the store" for name in set(names) - self.rollouts]
-        if updates != list(range(1, len(updates) + 1)):
-            told.append(f"the checkpoints are not one lineage: their updates are {updates}")
-        told += _reused_versions(state_dir)
-        return told, {**counts, "updates": len(updates), "trained": len(names)}
-
-    async def _told(self, store: Store) -> tuple[list[str], dict[str, Any]]:
-        told: list[str] = []
-        found = {item.rollout_id: item for item in await store.list_rollouts(list(RolloutState), 10**9)}
-        told += [f"rollout {name} is lost" for name in self.rollouts - set(found)]
-        committed: set[str] = set()
-        said: dict[tuple[str, str], dict[str, str]] = {}
-        open_attempts: set[tuple[str, str]] = set()
-        for name, rollout in found.items():
-            rewarded = any(event.event_type == "reward" for event in await store.events(name))
-            if rollout.status.state not in TERMINAL_STATES:
-                told.append(f"rollout {name} has not ended")
-            elif not rewarded and not rollout.status.error_message:
-                told.append(f"rollout {name} has neither a reward nor a reason")
-            for attempt in await store.attempts(name):
-                answers = said.setdefault((name, attempt), {})
-                for call in await store.calls(name, attempt):
-                    if call.info.committed:
-                        committed.add(call.info.call_id)
-                    if call.response and "id" in call.response:
-                        answers[call.response["id"]] = _digest(call.response)
-                    if not call.info.committed or call.info.http_status != 200:
-                        open_attempts.add((name, attempt))
-        told += [f"call {name} was committed and is lost" for name in self.committed - committed]
-        for note in self.notes:
-            place = note["rollout"], note["attempt"]
-            digest = said.get(place, {}).get(note["id"])
-            if note["whole"] and digest != note["digest"]:
-                told.append(f"an agent of {place} saw answer {note['id']}, and the store does not have it")
-            elif not note["whole"] and digest is None and place not in open_attempts:
-                told.append(f"an agent of {place} saw the beginning of {note['id']}, and nothing says so")
-        ended = Counter(str(item.status.error_message or "rewarded").split(":")[0][:60] for item in found.values())
-        attempts = len(said) - len(found)
-        return told, {
-            "rollouts": len(found),
-            "calls": len(committed),
-            "answers_seen": len(self.notes),
-            "partly_seen": sum(not note["whole"] for note in self.notes),
-            "further_attempts": attempts,
-            "ended": dict(ended),
-        }
-
-
-def _digest(response: dict[str, Any]) -> str:
-    text = "".join(choice["message"]["content"] or "" for choice in response.get("choices", ()))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _reused_versions(state_dir: Path) -> list[str]:
-    """Every trainer that served had a run epoch of its own, later than all before it."""
-    log = (state_dir / "logs/trainer.log").read_text(encoding="utf-8")
-    begun = [int(epoch) for epoch in re.findall(r"serving version (\d+)\.\d+ at", log)]
-    return [f"run epoch {after} followed {before}" for before, after in pairwise(begun) if after <= before]
 
 
 @dataclass
