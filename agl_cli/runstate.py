@@ -24,7 +24,7 @@ from agl_runtime.part import writing
 LOCK_NAME = "lock"
 RECORD_FILE = "run/up.json"
 END_PATIENCE_S = 240.0  # each of three parts may take its grace
-CREATED_SLACK_S = 1.0  # the clock that creation times are told in may be corrected
+CREATED_SLACK_S = 1.0  # creation times may be told with a rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,26 @@ class ProcessId:
     @classmethod
     def of(cls, pid: int) -> ProcessId:
         """Raises psutil.NoSuchProcess."""
-        return cls(pid, psutil.Process(pid).create_time())
+        return cls(pid, _created(psutil.Process(pid)))
 
     def process(self) -> psutil.Process | None:
         """The process itself while it lives."""
         try:
             found = psutil.Process(self.pid)
-            alive = abs(found.create_time() - self.created) < CREATED_SLACK_S and found.status() != psutil.STATUS_ZOMBIE
+            alive = abs(_created(found) - self.created) < CREATED_SLACK_S and found.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return None
         return found if alive else None
+
+
+def _created(process: psutil.Process) -> float:
+    """When it began, by a clock that nobody sets: clock ticks since the boot where the kernel tells them. Raises
+    psutil.NoSuchProcess."""
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # another system, or a process that is gone
+        return float(process.create_time())
+    return float(stat.rpartition(")")[2].split()[19])
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from fakes.crashes import TARGETS, crash_run
 from fakes.tiny_model import make_tiny_policy
 
-LONGEST_WAIT_S = 2.0
+LONGEST_WAIT_S = 4.0
 Isolation = Literal["auto", "off"]
 
 

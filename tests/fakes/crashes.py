@@ -129,7 +129,7 @@ def make_project(root: Path, policy: Path, observer: str, isolation: str = "auto
         },
         "reward": {"function": "reward.py:reward", "python": sys.executable},
         "data": {"train": "tasks.jsonl"},
-        "model": {"path": str(policy), "max_tokens": 8},
+        "model": {"path": str(policy), "max_tokens": 32},
         "train": {
             "steps": 100_000,
             "groups_per_step": BATCH,

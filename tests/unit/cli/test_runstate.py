@@ -33,6 +33,14 @@ def test_the_holder_is_on_record_while_it_holds(tmp_path: Path) -> None:
     assert read_record(tmp_path) is None
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells ticks since the boot")
+def test_a_run_is_still_known_when_the_wall_clock_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunLock(tmp_path, "up"):
+        told = psutil.Process.create_time
+        monkeypatch.setattr(psutil.Process, "create_time", lambda process: told(process) + 3600)
+        assert read_record(tmp_path) is not None
+
+
 def unwritable(folder: Path) -> str:
     folder.chmod(0o500)
     return "Permission denied"
