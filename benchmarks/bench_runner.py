@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import venv
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,10 @@ ISOLATIONS = ("auto", "off")
 
 
 def agl(rollouts: int, isolation: str) -> Pace:
-    with tempfile.TemporaryDirectory(prefix="agl-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="agl-bench-") as name, tempfile.TemporaryDirectory() as tools:
         folder = Path(name)
         (folder / "agent.py").write_text("", encoding="utf-8")
-        agent: dict[str, Any] = {"command": [plain_python(), "agent.py"], "isolation": isolation}
+        agent: dict[str, Any] = {"command": [plain_python(Path(tools)), "agent.py"], "isolation": isolation}
         with agl_gateway(folder, {"agent": agent}) as server:
             server.add_rollouts(rollouts)
             command = [sys.executable, "-m", "agl_runtime.controller", "--root", str(folder)]
@@ -48,9 +49,11 @@ def reference(rollouts: int, poll_s: float | None) -> Pace:
         return timed(server, command, folder, "LocalReconciler starting", rollouts)
 
 
-def plain_python() -> str:
-    """The interpreter below this virtual environment: an agent's own needs none of agl's packages."""
-    return str(getattr(sys, "_base_executable", sys.executable))
+def plain_python(folder: Path) -> str:
+    """An interpreter without packages, in an environment of its own: what start-up code others have installed into
+    this one is no part of a script that does nothing."""
+    venv.create(folder / "python", symlinks=True)
+    return str(folder / "python" / "bin" / "python")
 
 
 def main() -> None:

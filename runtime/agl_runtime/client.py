@@ -122,6 +122,13 @@ class GatewayClient:
     async def seal(self, rollout_id: str, attempt_id: str) -> None:
         await self._call("POST", f"/api/rollouts/{rollout_id}/attempt/{attempt_id}/seal")
 
+    async def end_attempt(self, rollout_id: str, attempt_id: str, exit_data: Mapping[str, Any]) -> list[Event]:
+        """Seal it and add its `agent_exit`; returns its `upstream_failure` events."""
+        body = {"event_type": "agent_exit", "data": dict(exit_data), "event_id": uuid.uuid4().hex}
+        return _EVENTS.validate_json(
+            await self._call("POST", f"/api/rollouts/{rollout_id}/attempt/{attempt_id}/end", body)
+        )
+
     # events and calls
 
     async def add_event(self, rollout_id: str, attempt_id: str, event_type: str, data: Mapping[str, Any]) -> None:

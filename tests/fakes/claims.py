@@ -90,6 +90,11 @@ class FakeClaims:
     async def seal(self, rollout_id: str, attempt_id: str) -> None:
         await self._note("seal", rollout_id, attempt_id)
 
+    async def end_attempt(self, rollout_id: str, attempt_id: str, exit_data: Mapping[str, Any]) -> list[Event]:
+        await self.seal(rollout_id, attempt_id)
+        await self.add_event(rollout_id, attempt_id, "agent_exit", exit_data)
+        return await self.events(rollout_id, event_type="upstream_failure")
+
     async def add_event(self, rollout_id: str, attempt_id: str, event_type: str, data: Mapping[str, Any]) -> None:
         event = Event(
             event_type=event_type, rollout_id=rollout_id, attempt_id=attempt_id, timestamp=0.0, data=dict(data)

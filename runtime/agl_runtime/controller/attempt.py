@@ -81,8 +81,9 @@ class Attempts:
         )
         try:
             facts, run = await self._run_agent(grant, facts)
-            await self.client.seal(grant.rollout.rollout_id, grant.attempt_id)
-            if run is not None:
+            if run is None:
+                await self.client.seal(grant.rollout.rollout_id, grant.attempt_id)
+            else:
                 facts = await self._examine(grant, run, facts)
             action = decide(facts)
             if isinstance(action, Score) and run is not None:
@@ -105,10 +106,9 @@ class Attempts:
         return replace(facts, exit=run.exit), run
 
     async def _examine(self, grant: Grant, run: AgentRun, facts: Facts) -> Facts:
-        """Post how the agent ended, and read what the gateway recorded where that decides."""
+        """Seal the attempt with how its agent ended, and read what the gateway recorded where that decides."""
         rollout_id = grant.rollout.rollout_id
-        await self.client.add_event(rollout_id, grant.attempt_id, "agent_exit", exit_data(run, grant.agent_key))
-        failures = await self.client.events(rollout_id, event_type="upstream_failure")
+        failures = await self.client.end_attempt(rollout_id, grant.attempt_id, exit_data(run, grant.agent_key))
         if run.exit.ok and not failures:
             return facts
         record = await self.client.calls(rollout_id)

@@ -127,6 +127,18 @@ async def test_only_the_last_attempts_calls_and_reward_count(gateway: RunningGat
     assert (read.attempt_id, read.calls, read.reward) == ("1", (), None)
 
 
+async def test_an_attempts_end_is_one_request(
+    gateway: RunningGateway, control: GatewayClient, model: FakeModelServer
+) -> None:
+    await control.claim(claim())
+    model.script = [Answer(fault="drop")]
+    await call(gateway)
+    failures = await control.end_attempt("r1", "0", {"exit_code": 0})
+    assert [event.event_type for event in failures] == ["upstream_failure"]
+    assert [event.data for event in await control.events("r1", event_type="agent_exit")] == [{"exit_code": 0}]
+    assert await call(gateway) == 409
+
+
 async def test_calls_as_json_are_there_to_be_read(gateway: RunningGateway, model: FakeModelServer) -> None:
     model.script = [Answer("", tool_calls=[tool_call("f", {"a": "é"})])]
     await call(gateway)

@@ -8,9 +8,19 @@ from fastapi import APIRouter, Request
 
 from agl_runtime.gateway.auth import agent_key
 from agl_runtime.gateway.bodies import StrictRoute
+from agl_runtime.gateway.recorder import FAILURE_EVENT
 from agl_runtime.gateway.routes.context import Patience, State
 from agl_runtime.gateway.state import Gateway
-from agl_runtime.schemas import ClaimRequest, Grant, LeaseRenewal, LeaseState, NextAttempt, Rollout
+from agl_runtime.schemas import (
+    ClaimRequest,
+    Event,
+    EventCreate,
+    Grant,
+    LeaseRenewal,
+    LeaseState,
+    NextAttempt,
+    Rollout,
+)
 
 LEASE_CHECK_S = 1.0
 router = APIRouter(prefix="/api", tags=["attempts"], route_class=StrictRoute)
@@ -49,6 +59,15 @@ async def seal(rollout_id: str, attempt_id: str, gateway: State) -> None:
     """Running calls are put on record first; sealing twice is no error."""
     await gateway.attempts.close(rollout_id, attempt_id)
     await gateway.store.seal(rollout_id, attempt_id)
+
+
+@router.post("/rollouts/{rollout_id}/attempt/{attempt_id}/end")
+async def end(rollout_id: str, attempt_id: str, body: EventCreate, gateway: State) -> list[Event]:
+    """Seal it and add the event of its agent's end; answers with the model calls of it that could not be served."""
+    await seal(rollout_id, attempt_id, gateway)
+    await gateway.store.add_event(rollout_id, attempt_id, body.event_type, body.data, body.event_id)
+    posted = await gateway.store.events(rollout_id, attempt_id)
+    return [event for event in posted if event.event_type == FAILURE_EVENT]
 
 
 async def _granted(gateway: Gateway, rollout: Rollout, attempt_id: str) -> Grant:
