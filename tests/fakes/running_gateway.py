@@ -63,7 +63,7 @@ async def running_gateway(
     app = create_app(settings or config(), store, ADMIN_KEY)
     listener = listen("127.0.0.1", port)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = QuietServer(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=1))
+    server = QuietServer(uvicorn.Config(app, log_config=None, ws="none", lifespan="on", timeout_graceful_shutdown=1))
     serving = asyncio.create_task(server.serve([listener]))
     headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as http:

@@ -105,6 +105,7 @@ async def _serve(app: FastAPI, listener: socket.socket, stop: asyncio.Event) -> 
         app,
         log_config=None,
         access_log=False,
+        ws="none",
         http="httptools",
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,

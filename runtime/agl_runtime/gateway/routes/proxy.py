@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agl_runtime.gateway import bodies
 from agl_runtime.gateway.access import dialect_of
+from agl_runtime.gateway.dialects.openai import error_body
 from agl_runtime.gateway.internal import CallRefused
 from agl_runtime.gateway.routes.context import State
 from agl_runtime.gateway.state import Gateway
@@ -27,6 +28,13 @@ async def models(rollout_id: str, attempt_id: str, mode: str, gateway: State) ->
     """The names that the policy answers to, as OpenAI's list."""
     rows = [{"id": name, "object": "model", "created": 0, "owned_by": "agl"} for name in gateway.registry.names()]
     return {"object": "list", "data": rows}
+
+
+@router.get(BASE + "/openai/v1/responses", include_in_schema=False)
+async def no_websocket() -> JSONResponse:
+    """Codex asks for a WebSocket first, and goes on without one only where it gets 426."""
+    refused = CallRefused("Responses are told over HTTP, not over a WebSocket: POST the request.", http_status=426)
+    return JSONResponse(error_body(refused), refused.http_status, {"upgrade": "HTTP/1.1"})
 
 
 @dataclass

@@ -1,0 +1,44 @@
+"""OpenAI's Responses API, over the model server's chat completions.
+
+Of a call nothing is kept for the next one: harnesses send the full input, in which our reasoning comes back by its
+sealed text. `side` holds the response's id and time, the way back from shown tools, and what of the request could not
+be shown to the model.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from agl_runtime.gateway.dialects.openai import KEEP_ALIVE, common, error_body
+from agl_runtime.gateway.dialects.responses_answer import head, whole
+from agl_runtime.gateway.dialects.responses_request import read
+from agl_runtime.gateway.dialects.responses_stream import ResponsesStream
+from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
+
+
+class ResponsesDialect:
+    name = "responses"
+    path = "openai/v1/responses"
+    keep_alive = KEEP_ALIVE
+    # Codex compacts on this error in a stream, and gives up on a status of 400.
+    told_in_stream = frozenset({"context_overflow"})
+
+    def parse(self, body: Json) -> ModelRequest:
+        chat, notes = read(body)
+        side = {"response_id": f"resp_{secrets.token_hex(16)}", "created_at": int(time.time()), **notes}
+        read_alike = {**common(body), "body": chat}
+        return ModelRequest(dialect=self.name, operation="chat/completions", side=side, **read_alike)
+
+    def render(self, request: ModelRequest, answer: Answer) -> Json:
+        return whole(request, answer)
+
+    def stream(self, request: ModelRequest) -> ResponsesStream:
+        return ResponsesStream(request, head(request), whole)
+
+    def replay(self, request: ModelRequest, response: Json) -> bytes:
+        begun = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+        return ResponsesStream(request, begun, whole).finish(response)
+
+    def error(self, refused: CallRefused) -> Json:
+        return error_body(refused)
