@@ -14,8 +14,10 @@ import pytest
 from agl_runtime.controller.runners.base import AgentRun
 from fakes.agents import PYTHON, Way, make_project, run_agent, running
 from fakes.claims import granted
+from fakes.environments import PYENV
 
 STARTS: tuple[Way, ...] = ("none", "bubblewrap", "warm", "warm sandbox")
+OTHERS = [path for path in sorted(PYENV.glob("3.*/bin/python")) if int(path.parent.parent.name.split(".")[1]) >= 8]
 each_start = pytest.mark.parametrize("way", STARTS)
 
 FACTS = """
@@ -26,7 +28,7 @@ class Thing: pass
 print(repr({
     "name": __name__, "file": __file__, "doc": __doc__, "package": __package__, "spec": getattr(__spec__, "name", None),
     "cached": __cached__, "loader": type(__loader__).__name__, "builtins": __builtins__.__name__,
-    "argv": sys.argv, "orig_argv": sys.orig_argv, "path0": sys.path[0], "executable": sys.executable,
+    "argv": sys.argv, "orig_argv": getattr(sys, "orig_argv", None), "path0": sys.path[0], "executable": sys.executable,
     "prefix": sys.prefix, "main": sorted(n for n in vars(sys.modules["__main__"]) if n != "Thing"),
     "source": inspect.getsource(Thing), "pickled": pickle.loads(pickle.dumps(Thing())).__class__ is Thing,
     "flags": tuple(sys.flags), "warnoptions": sys.warnoptions, "xoptions": dict(sys._xoptions),
@@ -71,6 +73,15 @@ async def test_the_program_finds_itself_in_the_same_place(
     assert runs[1].stderr == runs[0].stderr
 
 
+@pytest.mark.parametrize("python", OTHERS, ids=lambda python: python.parent.parent.name)
+async def test_every_python_of_this_machine_can_be_forked(tmp_path: Path, python: Path) -> None:
+    command = [str(python), "-Xdev", "agent.py", "-x"]
+    cold, warm = [await output(tmp_path, way, FACTS, command=command) for way in ("none", "warm")]
+    assert cold.exit.ok, cold.stderr.text
+    assert ast.literal_eval(warm.stdout.text) == ast.literal_eval(cold.stdout.text)
+    assert warm.stderr == cold.stderr
+
+
 ENDINGS = {
     "code": "sys.exit(7)",
     "sentence": "sys.exit('why not')",
@@ -94,7 +105,7 @@ ENDINGS = {
     "it = numbers()\nnext(it)",
     "exit in thread": "import threading\nthreading.Thread(target=sys.exit, args=(3,)).start()\nsys.exit(True)",
     "bad hooks": "import atexit\natexit.register(lambda: 1 / 0)\natexit.register(print, 'still')",
-    "fork": "if os.fork() == 0:\n    print('child')\n    sys.exit(5)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))",
+    "fork": "if os.fork() == 0:\n    print('child')\n    sys.exit(5)\nprint(os.WEXITSTATUS(os.wait()[1]))",
     "closed stream": "sys.stdout.close()",
     "full": "sys.stdout = open('/dev/full', 'w')\nprint('lost')",
     "warning": "import warnings\nwarnings.warn('careful')\nwarnings.warn('old', DeprecationWarning)",

@@ -79,6 +79,16 @@ async def test_imports_that_forbid_a_fork_mean_a_cold_start_with_the_reason(
         assert f"agents start cold: {reason}" in caplog.text
 
 
+async def test_a_sandbox_that_hides_nothing_means_a_cold_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "sandbox_of", lambda view: {"mounts": [], "capabilities": []})
+    runner = runner_of(project_of(tmp_path), "warm sandbox")
+    try:
+        assert (await run(runner)).stdout.text == "1\n"
+        assert runner.starts == "cold: A forked agent cannot be isolated: a trial ended with 1."
+    finally:
+        runner.close()
+
+
 async def test_a_module_that_is_not_installed_means_a_cold_start(tmp_path: Path) -> None:
     runner = runner_of(project_of(tmp_path, files={"mine.py": ""}, warm=["mine"]))
     error = await runner.try_warm()

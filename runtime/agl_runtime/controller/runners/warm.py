@@ -249,7 +249,7 @@ class WarmStarts:
             try:
                 helper.import_modules()
                 if self._isolation.wrap is not None:
-                    prove(partial(_trial, helper))
+                    _prove(helper)
             except BaseException:
                 helper.close()
                 raise
@@ -262,6 +262,13 @@ class WarmStarts:
     def _refuse(self, error: RunnerError) -> None:
         self.refused = error
         log.warning("agents start cold: %s", error)
+
+
+def _prove(helper: Helper) -> None:
+    try:
+        prove(partial(_trial, helper))
+    except RunnerError as error:
+        raise RunnerError(f"A forked agent cannot be isolated: {error.what}.", "Leave agent.warm out here.") from error
 
 
 def _trial(helper: Helper, checks: str, view: View, notes: Path) -> tuple[int | None, str]:

@@ -237,7 +237,9 @@ def run(argv: list[str], orig_argv: list[str]) -> int:
     main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = main
-    sys.argv, sys.orig_argv = argv, orig_argv
+    sys.argv = argv
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv = orig_argv
     is_module = argv[0] == "-m"
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         sys.path.insert(0, os.getcwd() if is_module else os.path.dirname(os.path.realpath(argv[0])))
