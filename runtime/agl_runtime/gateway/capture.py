@@ -7,6 +7,7 @@ choice, also of a chunk whose delta is {}. Nothing is guessed: what cannot be re
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Iterable
 from typing import Any
@@ -21,6 +22,7 @@ ID_LIMIT = 2**31  # of token ids, and of the numbers in a version
 NO_IDS: Ids = np.empty(0, np.int32)
 # Texts that a stream says once, or again in every chunk; all others come in pieces.
 _SAID_WHOLE = frozenset({"role", "id", "type"})
+_GROWING = frozenset({"text", "token_ids", "logprobs"})  # of what stands in a choice
 
 
 def read_answer(response: Any) -> Answer:
@@ -66,13 +68,13 @@ def _tool_call_ids(message: Json) -> Iterable[str]:
 
 def read_ids(value: Any) -> Ids:
     """Token ids; empty for anything but a list of integers in range."""
+    if not isinstance(value, list) or set(map(type, value)) != {int}:
+        return NO_IDS
     try:
-        ids = np.array(value)
-    except ValueError:
-        return NO_IDS  # lists of different lengths within the list
-    # Read as unsigned, a negative number is too large as well.
-    is_ids = ids.ndim == 1 and ids.dtype == np.int64 and ids.view(np.uint64).max(initial=0) < ID_LIMIT
-    return ids.astype(np.int32) if is_ids else NO_IDS
+        ids = np.frombuffer(struct.pack(f"{len(value)}i", *value), np.int32)  # a quarter of the time of np.array
+    except struct.error:
+        return NO_IDS
+    return ids if ids.min() >= 0 else NO_IDS
 
 
 def read_logprobs(value: Any) -> LogProbs:
@@ -128,12 +130,14 @@ class StreamAssembler:
     def feed(self, chunk: Json) -> None:
         """Raises ServerFailed for a chunk that has no list of choices."""
         rows = chunk.get("choices")
-        if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
-            raise ServerFailed("The model server's stream holds no choices.", status=200)
+        if not isinstance(rows, list):
+            raise _no_choices()
         for key, value in chunk.items():
-            if key != "choices" and value is not None:
+            if value is not None and key != "choices":
                 self._top[key] = value
         for row in rows:
+            if not _is_row(row):
+                raise _no_choices()
             index = row.get("index")
             _merge_choice(self._choices.setdefault(index if isinstance(index, int) else 0, {}), row)
 
@@ -143,40 +147,48 @@ class StreamAssembler:
         return {**self._top, "object": kind, "choices": choices}
 
 
+def _no_choices() -> ServerFailed:
+    return ServerFailed("The model server's stream holds no choices.", status=200)
+
+
 def is_terminal(chunk: Json) -> bool:
     """Whether a harness may act on this chunk: it finishes a choice or follows one that did."""
     rows = chunk["choices"]
-    return not rows or any(row.get("finish_reason") is not None for row in rows)
+    return not rows or any([row.get("finish_reason") is not None for row in rows])
 
 
 def _merge_choice(choice: Json, row: Json) -> None:
     for key, value in row.items():
-        if key == "delta" and isinstance(value, dict):
-            _accumulate(choice.setdefault("message", {"role": "assistant", "content": None}), value)
-        elif key in ("text", "token_ids", "logprobs"):
-            _accumulate(choice, {key: value})
-        elif key not in ("delta", "index") and value is not None:
+        if value is None or key == "index":
+            continue
+        if key in _GROWING:
+            _grow(choice, key, value)
+        elif key != "delta":
             choice[key] = value
-
-
-def _accumulate(into: Json, part: Json) -> None:
-    """Add one piece: texts grow, lists grow (items with an `index` each by themselves), anything else is replaced."""
-    for key, value in part.items():
-        known = into.get(key)
-        if isinstance(value, str) and key not in _SAID_WHOLE:
-            into[key] = known + value if isinstance(known, str) else value
         elif isinstance(value, dict):
-            into[key] = known if isinstance(known, dict) else {}
-            _accumulate(into[key], value)
-        elif isinstance(value, list):
-            items = into[key] = known if isinstance(known, list) else []
-            if key == "token_ids":
-                items += value
-            else:
-                for item in value:
-                    _add_item(items, item)
-        elif value is not None:
-            into[key] = value
+            message = choice.setdefault("message", {"role": "assistant", "content": None})
+            for name, part in value.items():
+                _grow(message, name, part)
+
+
+def _grow(into: Json, key: str, value: Any) -> None:
+    """Add one piece: texts grow, lists grow (items with an `index` each by themselves), anything else is replaced."""
+    known = into.get(key)
+    if isinstance(value, str) and key not in _SAID_WHOLE:
+        into[key] = known + value if isinstance(known, str) else value
+    elif isinstance(value, dict):
+        into[key] = known if isinstance(known, dict) else {}
+        for name, part in value.items():
+            _grow(into[key], name, part)
+    elif isinstance(value, list):
+        items = into[key] = known if isinstance(known, list) else []
+        if key == "token_ids":
+            items += value
+        else:
+            for item in value:
+                _add_item(items, item)
+    elif value is not None:
+        into[key] = value
 
 
 def _add_item(items: list[Any], item: Any) -> None:
@@ -188,7 +200,8 @@ def _add_item(items: list[Any], item: Any) -> None:
     if known is None:
         known = {}
         items.append(known)
-    _accumulate(known, item)
+    for name, part in item.items():
+        _grow(known, name, part)
 
 
 def _finished(choice: Json) -> Json:

@@ -140,8 +140,7 @@ class CallService:
             body = call.prepared.dump(name)
             self._classify(call)
             await self.recorder.intend(call)
-            answer = await self._answer(call, name, body)
-            response = call.dialect.render(call.request, answer)
+            answer, response = await self._answer(call, name, body)
             await self.recorder.answer(call, answer, response)
         call.exchange.call_id = call.call_id
         if call.events is None:
@@ -156,16 +155,16 @@ class CallService:
         call.is_auxiliary = is_auxiliary(asked, policy=policy, has_asked_policy=attempt.has_asked_policy)
         attempt.has_asked_policy |= asked == policy
 
-    async def _answer(self, call: Call, name: str, body: bytes) -> Answer:
-        """The whole answer of the model server; every other end is put on record here."""
+    async def _answer(self, call: Call, name: str, body: bytes) -> tuple[Answer, Json]:
+        """The whole answer of the model server, also as the harness gets it; every other end is put on record here."""
         try:
             call.allow_cancel()
             operation, keep_alive = call.request.operation, call.keep_alive
             async with self.upstream.send(name, call.attempt.rollout_id, operation, body, keep_alive) as reply:
                 call.reply = reply
-                if call.request.stream:
-                    return _finished(await self._follow(call, reply))
-                return _finished(read_answer(await reply.json()))
+                is_stream = call.request.stream
+                answer = _finished(await self._follow(call, reply) if is_stream else read_answer(await reply.json()))
+                return answer, _tellable(call.dialect.render(call.request, answer))
         except ServerFailed as error:
             call.may_cancel = False
             refused = refusal_for(error)
@@ -224,3 +223,9 @@ def _finished(answer: Answer) -> Answer:
     if answer.finish_reason is None:
         raise ServerFailed("The model server ended its answer without finishing it.", status=200)
     return answer
+
+
+def _tellable(response: Json) -> Json:
+    if not bodies.is_tellable(response):
+        raise ServerFailed("The model server's answer holds what cannot be told again.", status=200)
+    return response

@@ -45,9 +45,9 @@ class Reply:
     _response: aiohttp.ClientResponse
 
     async def json(self) -> Any:
-        """The whole body. Raises ServerFailed when it breaks off, stays silent or is no JSON."""
+        """The whole body, however deeply nested. Raises ServerFailed when it breaks off, stays silent or is no JSON."""
         with _wrapped(self.model):
-            return decode(await self._response.read())
+            return _parse(await self._response.read())[0]
 
     async def events(self) -> AsyncIterator[list[bytes]]:
         """The data of an event stream to its [DONE] or its end, as lists of what came together. Raises ServerFailed."""
@@ -168,18 +168,22 @@ def refusal_for(error: ServerFailed) -> CallRefused:
 
 def decode(data: bytes) -> Any:
     """JSON as model servers write it, with NaN and Infinity. Raises ServerFailed, also for what cannot be recorded."""
-    try:
-        value = orjson.loads(data)
-        # What holds so few brackets is not nested too deeply; of a stream's events that is nearly every one.
-        is_plain = data.count(b"[") + data.count(b"{") <= LEVELS
-    except orjson.JSONDecodeError:
-        try:
-            value, is_plain = json.loads(data), False
-        except (ValueError, RecursionError) as error:
-            raise ServerFailed("The model server's answer is no JSON.", status=200) from error
-    if not is_plain and not is_tellable(value):
+    value, is_plain = _parse(data)
+    # What holds so few brackets is not nested too deeply; of a stream's events that is nearly every one.
+    if not (is_plain and data.count(b"[") + data.count(b"{") <= LEVELS) and not is_tellable(value):
         raise ServerFailed("The model server's answer holds what cannot be told again.", status=200)
     return value
+
+
+def _parse(data: bytes) -> tuple[Any, bool]:
+    """The value, and whether it is strict JSON. Raises ServerFailed."""
+    try:
+        return orjson.loads(data), True
+    except orjson.JSONDecodeError:
+        try:
+            return json.loads(data), False
+        except (ValueError, RecursionError) as error:
+            raise ServerFailed("The model server's answer is no JSON.", status=200) from error
 
 
 def read_chunk(data: bytes) -> Json:
