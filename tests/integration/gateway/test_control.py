@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -51,6 +52,15 @@ async def test_a_claim_grants_rollouts_with_a_key_that_works(gateway: RunningGat
     assert grant.agent_key not in repr(grant)
     assert await call(gateway, key=grant.agent_key) == 200
     assert await control.claim(claim(limit=5, held=["r1"])) == []
+
+
+async def test_no_request_takes_a_way_through_a_thread(gateway: RunningGateway, control: GatewayClient) -> None:
+    """But for the store's own two."""
+    await control.claim(claim())
+    await control.add_event("r1", "0", "reward", {"value": 1.0})
+    assert await control.events("r1")
+    await control.finish("r1", RolloutState.SUCCEEDED)
+    assert [thread.name for thread in threading.enumerate() if "AnyIO" in thread.name] == []
 
 
 async def test_a_waiting_claim_is_woken_by_a_new_rollout(control: GatewayClient) -> None:

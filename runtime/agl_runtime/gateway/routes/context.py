@@ -12,11 +12,12 @@ from agl_runtime.gateway.changes import Signal
 from agl_runtime.gateway.state import Gateway
 
 
-def gateway_of(request: Request) -> Gateway:
+# Coroutines, because FastAPI sends plain functions through a thread, which costs more than most requests do.
+async def _gateway(request: Request) -> Gateway:
     return cast(Gateway, request.app.state.gateway)
 
 
-def _caller(request: Request) -> Caller:
+async def _caller(request: Request) -> Caller:
     return cast(Caller, request.state.caller)
 
 
@@ -24,7 +25,7 @@ LONGEST_WAIT_S = 60.0
 # What a cursor or a limit, and a long-poll, may be.
 Count = Annotated[int, Query(ge=-(2**53), le=2**53)]
 Seconds = Annotated[float, Query(ge=0)]
-State = Annotated[Gateway, Depends(gateway_of)]
+State = Annotated[Gateway, Depends(_gateway)]
 Who = Annotated[Caller, Depends(_caller)]
 
 
