@@ -30,11 +30,9 @@ class OpenAIStream:
         slim = strip(self._request, chunk)
         if not self._request.wants_usage:
             slim.pop("usage", None)
-        if not slim["choices"] and "usage" not in slim:
-            return b""
-        if slim["choices"] and not any(self._says_something(choice) for choice in slim["choices"]):
-            return b""
-        return event(slim)
+        choices = slim["choices"]
+        says_something = any([self._says_something(choice) for choice in choices]) if choices else "usage" in slim
+        return event(slim) if says_something else b""
 
     def end(self, answer: Answer) -> bytes:
         return DONE
@@ -95,13 +93,20 @@ def strip(request: ModelRequest, response: Json) -> Json:
     if request.wants_ids and request.wants_logprobs:
         return dict(response)
     hidden = frozenset() if request.wants_ids else _TOKEN_FIELDS
-    slim = {key: value for key, value in response.items() if key not in hidden}
+    slim = _without(hidden, response)
     slim["choices"] = [_strip_choice(choice, hidden, request.wants_logprobs) for choice in response["choices"]]
     return slim
 
 
+def _without(hidden: frozenset[str], row: Json) -> Json:
+    slim = row.copy()
+    for key in hidden:
+        slim.pop(key, None)
+    return slim
+
+
 def _strip_choice(choice: Json, hidden: frozenset[str], with_logprobs: bool) -> Json:
-    slim = {key: value for key, value in choice.items() if key not in hidden}
+    slim = _without(hidden, choice)
     if not with_logprobs and "logprobs" in slim:
         slim["logprobs"] = None
     return slim
