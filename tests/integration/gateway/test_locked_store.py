@@ -41,8 +41,8 @@ def other(gateway: RunningGateway, tmp_path: Path) -> Iterator[sqlite3.Connectio
     db.close()
 
 
-async def call(gateway: RunningGateway, content: str = "x") -> httpx.Response:
-    body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": content}]}
+async def call(gateway: RunningGateway) -> httpx.Response:
+    body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     return await gateway.http.post(f"{gateway.base()}/chat/completions", json=body)
 
 
