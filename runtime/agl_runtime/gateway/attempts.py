@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -75,13 +75,15 @@ class Call:
 
 @dataclass(eq=False)
 class Attempt:
-    """`answered` maps the tool-call ids of its answers to the calls that gave them. `repeats` counts requests that were
+    """`answered` maps the tool-call ids of its answers to the calls that gave them, and `sampled` those that only one
+    call gave to their arguments, as far as that was since the gateway's start. `repeats` counts requests that were
     sent again without the mark of a retry: each is a call of its own."""
 
     rollout: Rollout
     attempt_id: str
     is_closed: bool
     answered: dict[str, list[str]] = field(default_factory=dict)
+    sampled: dict[str, str] = field(default_factory=dict)
     has_asked_policy: bool = False
     repeats: dict[str, int] = field(default_factory=dict)
     running: set[Call] = field(default_factory=set)
@@ -112,8 +114,12 @@ class Attempt:
     def run_of(self, retry_key: str) -> Call | None:
         return next((call for call in self.running if call.retry_key == retry_key and not call.is_abandoned), None)
 
-    def remember(self, call_id: str, tool_call_ids: Iterable[str]) -> None:
-        for tool_call_id in tool_call_ids:
+    def remember(self, call_id: str, tool_calls: Mapping[str, str]) -> None:
+        for tool_call_id, arguments in tool_calls.items():
+            if tool_call_id in self.answered:
+                self.sampled.pop(tool_call_id, None)
+            elif arguments:
+                self.sampled[tool_call_id] = arguments
             self.answered.setdefault(tool_call_id, []).append(call_id)
 
     async def close(self) -> None:
@@ -142,7 +148,7 @@ class Attempts:
             return attempt
         for call in await self.store.calls(rollout_id, attempt_id):
             attempt.has_asked_policy |= call.info.model == self.policy
-            attempt.remember(call.info.call_id, call.side.get("tool_call_ids", ()))
+            attempt.remember(call.info.call_id, dict.fromkeys(call.side.get("tool_call_ids", ()), ""))
         return self._open.setdefault((rollout_id, attempt_id), attempt)
 
     async def close(self, rollout_id: str, attempt_id: str | None = None, *, but: str | None = None) -> None:

@@ -25,11 +25,14 @@ _SAID_WHOLE = frozenset({"role", "id", "type"})
 _GROWING = frozenset({"text", "token_ids", "logprobs"})  # of what stands in a choice
 
 
-def read_answer(response: Any) -> Answer:
-    """Read a whole answer of the chat or completions API. Raises ServerFailed when it is not one."""
+def read_answer(response: Any, call_id: str | None = None) -> Answer:
+    """Read a whole answer of the chat or completions API. Raises ServerFailed when it is not one. Tool calls without an
+    id get one within it, made from `call_id`."""
     choices = response.get("choices") if isinstance(response, dict) else None
     if not isinstance(choices, list) or not choices or not all(_is_choice(choice) for choice in choices):
         raise ServerFailed("The model server's answer holds no choices.", status=200)
+    for place, choice in enumerate(choices if call_id else ()):
+        _mint_ids((choice.get("message") or {}).get("tool_calls"), f"call_{call_id}_{place}", set())
     return read_partial(response)
 
 
@@ -47,7 +50,7 @@ def read_partial(response: Json) -> Answer:
         finish_reason=finish if isinstance(finish, str) and finish != "abort" else None,
         model=model if isinstance(model, str) else None,
         usage=usage if isinstance(usage, dict) else {},
-        tool_call_ids=tuple(_tool_call_ids(first.get("message") or {})),
+        tool_calls=dict(_tool_calls(first.get("message") or {})),
     )
 
 
@@ -59,11 +62,23 @@ def _is_row(row: Any) -> bool:
     return isinstance(row, dict) and isinstance(row.get("message"), dict | None)
 
 
-def _tool_call_ids(message: Json) -> Iterable[str]:
+def _tool_calls(message: Json) -> Iterable[tuple[str, str]]:
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
         if isinstance(call, dict) and isinstance(call.get("id"), str) and call["id"]:
-            yield call["id"]
+            function = call.get("function")
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            yield call["id"], arguments if isinstance(arguments, str) else ""
+
+
+def _mint_ids(calls: Any, prefix: str, known: set[str]) -> None:
+    """Name the tool calls of a message, or of a part of one, that begin in it without an id."""
+    for place, call in enumerate(calls if isinstance(calls, list) else ()):
+        if isinstance(call, dict):
+            name = f"{prefix}_{call.get('index', place)}"
+            if name not in known and not call.get("id"):
+                call["id"] = name
+            known.add(name)
 
 
 def read_ids(value: Any) -> Ids:
@@ -121,9 +136,12 @@ def _is_count(number: Any) -> bool:
 
 
 class StreamAssembler:
-    """Puts the chunks of one stream together as a whole answer; `response()` may be read at any time."""
+    """Puts the chunks of one stream together as a whole answer; `response()` may be read at any time. Tool calls
+    without an id get one, in the chunks too, that is made from `call_id`."""
 
-    def __init__(self) -> None:
+    def __init__(self, call_id: str | None = None) -> None:
+        self._call_id = call_id
+        self._named: set[str] = set()
         self._top: Json = {}
         self._choices: dict[int, Json] = {}
 
@@ -138,8 +156,11 @@ class StreamAssembler:
         for row in rows:
             if not _is_row(row):
                 raise _no_choices()
-            index = row.get("index")
-            _merge_choice(self._choices.setdefault(index if isinstance(index, int) else 0, {}), row)
+            index, delta = row.get("index"), row.get("delta")
+            index = index if isinstance(index, int) else 0
+            if self._call_id and isinstance(delta, dict) and "tool_calls" in delta:
+                _mint_ids(delta["tool_calls"], f"call_{self._call_id}_{index}", self._named)
+            _merge_choice(self._choices.setdefault(index, {}), row)
 
     def response(self) -> Json:
         kind = str(self._top.get("object", "")).removesuffix(".chunk")

@@ -40,7 +40,8 @@ class ModelRequest:
 class Answer:
     """`response` is in the model server's whole (not streamed) form. An array is empty where the server gave none that
     can be read; `logprobs` may hold NaN. `spans` is None where the server named no versions, and empty where what it
-    named does not cover the sampled tokens. `finish_reason` is None for an answer that broke off."""
+    named does not cover the sampled tokens. `finish_reason` is None for an answer that broke off. `tool_calls` maps the
+    calls' ids to their arguments."""
 
     response: Json
     prompt_ids: Ids
@@ -50,7 +51,7 @@ class Answer:
     finish_reason: str | None
     model: str | None
     usage: Json
-    tool_call_ids: tuple[str, ...] = ()
+    tool_calls: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def choices(self) -> int:

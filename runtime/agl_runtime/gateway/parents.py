@@ -7,6 +7,7 @@ claimed, and the samples are built from token ids alone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,33 @@ def is_auxiliary(asked_model: str, *, policy: str, has_asked_policy: bool) -> bo
     """Whether a call is a side job of the harness (a title, a safety check): it asks for another model than the policy
     in an attempt that has asked for the policy by its name. An agent that never does means the policy by any name."""
     return has_asked_policy and asked_model != policy
+
+
+def as_sampled(message: Any, sampled: Mapping[str, str]) -> Any:
+    """The message with the arguments of its tool calls as they were sampled, where the harness wrote the same JSON in
+    other words; so the next prompt begins with what the model said. `sampled` maps tool-call ids to arguments."""
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_call_as_sampled(call, sampled) for call in calls]}
+
+
+def _call_as_sampled(call: Any, sampled: Mapping[str, str]) -> Any:
+    if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
+        return call
+    was, now = sampled.get(str(call.get("id"))), function.get("arguments")
+    if was is None or not isinstance(now, str) or was == now or not _is_same(was, now):
+        return call
+    return {**call, "function": {**function, "arguments": was}}
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two texts are one JSON value. JavaScript has one kind of number: 1.0 comes back as 1."""
+    try:
+        first, second = (json.dumps(json.loads(text, parse_int=float), sort_keys=True) for text in (one, other))
+    except (ValueError, RecursionError):
+        return False
+    return first == second
 
 
 def _last_tool_call_ids(messages: Sequence[Any]) -> list[str]:

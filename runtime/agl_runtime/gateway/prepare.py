@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -9,6 +10,7 @@ import orjson
 from agl_runtime.config import Config
 from agl_runtime.gateway.fidelity import changed_params
 from agl_runtime.gateway.internal import CallRefused, Json, ModelRequest
+from agl_runtime.gateway.parents import as_sampled
 from agl_runtime.schemas import Mode
 
 
@@ -19,9 +21,12 @@ class Prepared:
     body: Json
     changed_params: tuple[str, ...]
 
-    def dump(self, model: str) -> bytes:
-        """What is sent to a server of the model `model`."""
-        return orjson.dumps({**self.body, "model": model})
+    def dump(self, model: str, sampled: Mapping[str, str]) -> bytes:
+        """What is sent to a server of the model `model`; `sampled` are the arguments of known tool calls."""
+        body = {**self.body, "model": model}
+        if sampled and isinstance(body.get("messages"), list):
+            body["messages"] = [as_sampled(message, sampled) for message in body["messages"]]
+        return orjson.dumps(body)
 
 
 def prepare(request: ModelRequest, mode: Mode, config: Config) -> Prepared:

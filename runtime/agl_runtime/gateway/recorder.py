@@ -74,7 +74,7 @@ class Recorder:
             changed_params=call.prepared.changed_params,
         )
         await self._commit(call, response, answer, judge(answer, around), http_status=200)
-        call.attempt.remember(call.call_id, answer.tool_call_ids)
+        call.attempt.remember(call.call_id, answer.tool_calls)
 
     async def failure(self, call: Call, refused: CallRefused) -> None:
         """The error that the harness gets, with what had come of an answer before it."""
@@ -118,7 +118,7 @@ class Recorder:
             latency_ms=call.latency_ms(),
             retry_count=call.reply.retries if call.reply else 0,
             usage=answer.usage,
-            side={"dialect": dict(call.request.side), "tool_call_ids": list(answer.tool_call_ids)},
+            side={"dialect": dict(call.request.side), "tool_call_ids": list(answer.tool_calls)},
         )
         with refusing(call.attempt.attempt_id):
             await self.store.commit_call(commit)

@@ -137,7 +137,7 @@ class CallService:
             call.may_cancel = False
             call.started_at = time.monotonic()
             name = self.registry.resolve(call.request.model)
-            body = call.prepared.dump(name)
+            body = call.prepared.dump(name, call.attempt.sampled)
             self._classify(call)
             await self.recorder.intend(call)
             answer, response = await self._answer(call, name, body)
@@ -162,9 +162,11 @@ class CallService:
             operation, keep_alive = call.request.operation, call.keep_alive
             async with self.upstream.send(name, call.attempt.rollout_id, operation, body, keep_alive) as reply:
                 call.reply = reply
-                is_stream = call.request.stream
-                answer = _finished(await self._follow(call, reply) if is_stream else read_answer(await reply.json()))
-                return answer, _tellable(call.dialect.render(call.request, answer))
+                if call.request.stream:
+                    answer = await self._follow(call, reply)
+                else:
+                    answer = read_answer(await reply.json(), call.call_id)
+                return _finished(answer), _tellable(call.dialect.render(call.request, answer))
         except ServerFailed as error:
             call.may_cancel = False
             refused = refusal_for(error)
@@ -181,7 +183,7 @@ class CallService:
 
     async def _follow(self, call: Call, reply: Reply) -> Answer:
         """Pass a stream on up to the chunk that finishes the answer; that one and what follows it are held back."""
-        call.assembler = StreamAssembler()
+        call.assembler = StreamAssembler(call.call_id)
         call.events = call.dialect.stream(call.request)
         async for events in reply.events():
             out: list[bytes] = []

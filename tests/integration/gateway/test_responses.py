@@ -54,6 +54,27 @@ async def test_a_tool_loop_over_streams_is_one_conversation_for_the_model_server
     assert two.info.parent_id == one.info.call_id
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_without_an_id_that_comes_back_in_other_words_goes_on_as_it_was_sampled(
+    gateway: RunningGateway, model: FakeModelServer, stream: bool
+) -> None:
+    sampled = tool_call("apply_patch", {}, "")
+    sampled["function"]["arguments"] = '{"input":  "\\u00e9\\/"}'
+    model.script = [Answer("", tool_calls=[sampled]), Answer("done")]
+    url, talk = f"{gateway.base()}/responses", [{"role": "user", "content": "go"}]
+    body = {"model": "policy", "tools": [PATCH], "stream": stream}
+    answer = (await gateway.http.post(url, json={**body, "input": talk})).text
+    response = orjson.loads(answer.strip().rsplit("data: ", 1)[1])["response"] if stream else orjson.loads(answer)
+    (item,) = response["output"]
+    assert (item["input"], item["call_id"].startswith("call_")) == ("é/", True)
+    result = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "ok"}
+    await gateway.http.post(url, json={**body, "input": [*talk, item, result]})
+    (call,) = model.requests[1].body["messages"][1]["tool_calls"]
+    assert call["function"] == sampled["function"]
+    first, second = await gateway.calls()
+    assert second.info.parent_id == first.info.call_id
+
+
 async def test_the_synchronous_client_reads_a_stream(gateway: RunningGateway, model: FakeModelServer) -> None:
     def read() -> Any:
         with openai.OpenAI(base_url=gateway.base(), api_key=gateway.key(), max_retries=0) as client:

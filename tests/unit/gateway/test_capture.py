@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,26 @@ def test_a_streamed_chat_answer_is_assembled_into_the_whole_one(answer: Answer) 
     stream = assembled([*chat_chunks(whole), {"choices": [], "usage": whole["usage"]}])
     assert stream["choices"][0]["message"] == {**whole["choices"][0]["message"], "content": answer.text or ""}
     left, right = read_answer(stream), read_answer(whole)
-    assert left.tool_call_ids == right.tool_call_ids
+    assert left.tool_calls == right.tool_calls
     assert (left.finish_reason, left.usage, left.model) == (right.finish_reason, right.usage, right.model)
     assert np.array_equal(left.prompt_ids, right.prompt_ids)
     assert np.array_equal(left.sampled_ids, right.sampled_ids)
     assert np.array_equal(left.logprobs, right.logprobs)
+
+
+@pytest.mark.parametrize("missing", ["", None])
+def test_calls_without_an_id_get_one_in_the_answer_and_in_the_chunks(missing: Any) -> None:
+    calls = [tool_call("add", {"a": 1}, missing), tool_call("sub", {}, "c2"), tool_call("add", {}, missing)]
+    whole = whole_answer("chat/completions", {**CHAT, "n": 2}, Answer("", tool_calls=calls), "policy")
+    chunks = copy.deepcopy(list(chat_chunks(whole)))
+    assembler = StreamAssembler("x")
+    for chunk in chunks:
+        assembler.feed(chunk)
+    streamed, read = read_answer(assembler.response(), "x"), read_answer(copy.deepcopy(whole), "x")
+    assert streamed.tool_calls == read.tool_calls == {"call_x_0_0": '{"a": 1}', "c2": "{}", "call_x_0_2": "{}"}
+    deltas = [row["delta"].get("tool_calls") or [] for chunk in chunks for row in chunk["choices"]]
+    named = [call["id"] for calls in deltas for call in calls if call.get("id")]
+    assert named == ["call_x_0_0", "c2", "call_x_0_2", "call_x_1_0", "c2", "call_x_1_2"]
 
 
 def test_a_streamed_completion_is_assembled_into_the_whole_one() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agl_runtime.gateway.parents import is_auxiliary, parent_of
+from agl_runtime.gateway.parents import as_sampled, is_auxiliary, parent_of
 
 ANSWERED = {"c1": ["call-a"], "c2": ["call-a"], "c3": ["call-b"], "again": ["call-a", "call-b"]}
 USER = {"role": "user", "content": "go"}
@@ -52,3 +52,33 @@ def test_a_foreign_model_is_auxiliary_only_where_the_policy_is_asked_for_by_name
     assert is_auxiliary("small", policy="policy", has_asked_policy=True)
     assert not is_auxiliary("small", policy="policy", has_asked_policy=False)
     assert not is_auxiliary("policy", policy="policy", has_asked_policy=True)
+
+
+def calling(arguments: Any, call_id: Any = "c1") -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": call_id, "function": function}]}
+
+
+@pytest.mark.parametrize("written", ['{"b":1,"a":[true,"\u00e9"]}', '{"a": [true, "é"], "b": 1}'])
+def test_arguments_that_a_harness_wrote_anew_go_on_as_they_were_sampled(written: str) -> None:
+    sampled = '{"a": [true, "é"],  "b": 1.0}'
+    assert as_sampled(calling(written), {"c1": sampled}) == calling(sampled)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        calling('{"a": [false, "é"], "b": 1}'),
+        calling('{"a": [1, "é"], "b": 1}'),
+        calling("no JSON"),
+        calling('{"a":[true,"é"],"b":1}', "c2"),
+        calling({"a": [True, "é"], "b": 1}),
+        calling('{"a":[true,"é"],"b":1}', ["c1"]),
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "tool_calls": [5, {"id": "c1"}]},
+        {"role": "assistant", "tool_calls": "c1"},
+        "no message",
+    ],
+)
+def test_anything_else_in_a_message_stays_as_the_harness_wrote_it(message: Any) -> None:
+    assert as_sampled(message, {"c1": '{"a": [true, "é"], "b": 1}'}) == message

@@ -25,7 +25,7 @@ def text(**body: Any) -> ModelRequest:
 
 
 def sent(request: ModelRequest, mode: Mode = "train") -> dict[str, Any]:
-    body: dict[str, Any] = orjson.loads(prepare(request, mode, RECORD).dump("policy"))
+    body: dict[str, Any] = orjson.loads(prepare(request, mode, RECORD).dump("policy", {}))
     return body
 
 

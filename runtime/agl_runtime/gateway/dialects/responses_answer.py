@@ -20,47 +20,23 @@ CALLS = {
 # The parts of text items, and the stem of the events that tell them.
 TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_ALWAYS: Json = {"object": "response", "status": "in_progress", "output": [], "background": False}
+_ALWAYS |= {"truncation": "disabled", **dict.fromkeys(("error", "incomplete_details", "previous_response_id", "usage"))}
 # Told again as they were asked, or with the API's own default.
-_ECHOED: Json = {
-    "instructions": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "prompt_cache_key": None,
-    "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None,
-    "service_tier": None,
-    "store": False,
-    "temperature": None,
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "top_logprobs": None,
-    "top_p": None,
-    "user": None,
-}
+_ECHOED: Json = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "metadata": {}, "store": False}
+_ECHOED |= {"text": {"format": {"type": "text"}}, "reasoning": {"effort": None, "summary": None}}
+_ECHOED |= dict.fromkeys(
+    ("instructions", "temperature", "top_p", "top_logprobs", "max_output_tokens", "max_tool_calls")
+)
+_ECHOED |= dict.fromkeys(("prompt_cache_key", "safety_identifier", "service_tier", "user"))
 
 
 def head(request: ModelRequest) -> Json:
     """The response before the model said anything."""
-    asked = request.original
+    asked, side = request.original, request.side
     echoed = {name: default if asked.get(name) is None else asked[name] for name, default in _ECHOED.items()}
-    return {
-        "id": request.side["response_id"],
-        "object": "response",
-        "created_at": request.side["created_at"],
-        "status": "in_progress",
-        "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "model": request.model,
-        "output": [],
-        "previous_response_id": None,
-        "truncation": "disabled",
-        "usage": None,
-        **echoed,
-    }
+    named = {"id": side["response_id"], "created_at": side["created_at"], "model": request.model}
+    return {**named, **_ALWAYS, **echoed}
 
 
 def whole(request: ModelRequest, answer: Answer) -> Json:
@@ -139,9 +115,9 @@ def text_item(response_id: str, kind: str, text: str, status: str, number: int =
 
 
 def call_item(side: Mapping[str, Any], number: int, said: SaidCall) -> Json:
-    """A finished call by the name that the harness knows. A model server that gave it no id leaves that to us."""
+    """A finished call by the name that the harness knows."""
     tool, suffix = tool_of(side["tools"], said.name), f"{side['response_id'].removeprefix('resp_')}_{number}"
-    named = {"call_id": said.call_id or f"call_{suffix}", "name": tool.name}
+    named = {"call_id": said.call_id, "name": tool.name}
     if tool.namespace:
         named["namespace"] = tool.namespace
     if tool.kind == "custom":

@@ -7,7 +7,6 @@ refused with a sentence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from agl_runtime.gateway.dialects.openai import require
@@ -34,9 +33,10 @@ def read(body: Json) -> tuple[Json, Json]:
     """The chat body, and what of the request goes on record as side-state. Raises CallRefused."""
     for name, sentence in _REFUSED.items():
         require(not body.get(name), sentence)
-    items = _items(body.get("input"))
-    given = [*_objects("tools", body.get("tools")), *_additional_tools(items)]
-    offer = _Offer(given)
+    given = body.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else _objects("input", given)
+    offering = [body, *(item for item in items if item.get("type") == "additional_tools")]
+    offer = _Offer([tool for holder in offering for tool in _objects("tools", holder.get("tools"))])
     names = ToolNames(offer.tools)
     talk = _Conversation(names)
     if instructions := body.get("instructions"):
@@ -51,28 +51,16 @@ def read(body: Json) -> tuple[Json, Json]:
     return chat, {"tools": names.way_back(), **{name: value for name, value in notes.items() if value}}
 
 
-def _items(given: Any) -> list[Json]:
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    return _objects("input", given)
-
-
 def _objects(name: str, given: Any) -> list[Json]:
     require(given is None or isinstance(given, list), f"`{name}` must be a list.")
     require(all(isinstance(item, dict) for item in given or []), f"`{name}` must hold objects.")
     return given or []
 
 
-def _additional_tools(items: list[Json]) -> Iterator[Json]:
-    for item in items:
-        if item.get("type") == "additional_tools":
-            yield from _objects("tools", item.get("tools"))
-
-
 def _parameters(body: Json) -> Json:
     chat = {name: body[name] for name in _PASSED if body.get(name) is not None}
     if body.get("max_output_tokens") is not None:
-        chat["max_completion_tokens"] = body["max_output_tokens"]
+        chat["max_tokens"] = body["max_output_tokens"]
     for name in ("reasoning", "text"):
         require(isinstance(body.get(name), dict | None), f"`{name}` must be an object.")
     if effort := (body.get("reasoning") or {}).get("effort"):
@@ -88,7 +76,7 @@ def _parameters(body: Json) -> Json:
 
 
 class _Offer:
-    """The tools of a request: those that the model can be shown, with their definitions, and what is left out."""
+    """The tools of a request: what the model is told of those that it can be shown, and what is left out."""
 
     def __init__(self, given: list[Json]) -> None:
         self.tools: dict[Tool, Json] = {}
@@ -106,25 +94,21 @@ class _Offer:
                 self._add(inner, str(name), _text(tool.get("description")))
         elif kind in ("function", "custom"):
             require(isinstance(name, str) and bool(name), f"A {kind} tool must have a name.")
-            described = "\n".join(part for part in (about, _text(tool.get("description"))) if part)
-            self.tools[Tool(kind, namespace, str(name))] = {**tool, "description": described or None}
+            self.tools[Tool(kind, namespace, str(name))] = _shown(tool, about)
         else:
             label = tool.get("server_label") or name
             self.left_out.append(f"{kind} {label}" if label else str(kind))
 
-    def definition(self, tool: Tool, shown: str) -> Json:
-        given = self.tools[tool]
-        kept = {key: given[key] for key in ("description", "parameters", "strict") if given.get(key) is not None}
-        if tool.kind == "custom":
-            kept = {"description": _freeform_description(given), "parameters": FREEFORM_SCHEMA}
-        return {"type": "function", "function": {"name": shown, **kept}}
 
-
-def _freeform_description(given: Json) -> str:
-    form, texts = given.get("format"), [_text(given["description"])]
+def _shown(tool: Json, about: str) -> Json:
+    """What the model is told of a tool, beside its name; `about` is said of its namespace."""
+    form, texts = tool.get("format"), [about, _text(tool.get("description"))]
     if isinstance(form, dict) and form.get("type") == "grammar":
         texts.append(f"The input must follow this {form.get('syntax')} grammar:\n{form.get('definition')}")
-    return "\n".join(text for text in texts if text)
+    given = {"parameters": FREEFORM_SCHEMA} if tool["type"] == "custom" else tool
+    kept = {name: given[name] for name in ("parameters", "strict") if given.get(name) is not None}
+    described = "\n".join(filter(None, texts))
+    return {"description": described, **kept} if described else kept
 
 
 def _offered(body: Json, offer: _Offer, names: ToolNames) -> Json:
@@ -142,7 +126,8 @@ def _offered(body: Json, offer: _Offer, names: ToolNames) -> Json:
     require(is_known, "`tool_choice` must be auto, none, required or a tool.")
     if not tools:
         return {}
-    shown = {"tools": [offer.definition(tool, names.shown(tool)) for tool in tools]}
+    functions = [{"name": names.shown(tool), **offer.tools[tool]} for tool in tools]
+    shown = {"tools": [{"type": "function", "function": function} for function in functions]}
     return shown if choice is None else {**shown, "tool_choice": choice}
 
 
@@ -265,8 +250,6 @@ def _part(where: str, part: Any) -> Json:
         require(image is not None, f"{where} names an image by its id: send it as `image_url`.")
         detail = {"detail": part["detail"]} if part.get("detail") in _DETAILS else {}
         return {"type": "image_url", "image_url": {**(image or {}), **detail}}
-    if kind == "input_audio" and isinstance(part.get("input_audio"), dict):
-        return {"type": "input_audio", "input_audio": part["input_audio"]}
     raise _unshown(where, kind, "send text or images")
 
 

@@ -25,6 +25,7 @@ from agl_runtime.gateway.dialects.responses_answer import (
 from agl_runtime.gateway.dialects.tools import FreeformInput
 from agl_runtime.gateway.internal import HELD_CODE, Answer, CallRefused, Json, ModelRequest
 
+_CODES = {429: "rate_limit_exceeded", **dict.fromkeys((400, 413, 422), "invalid_prompt")}
 # What text events hold beside the text.
 _BESIDE: dict[str, Json] = {"message": {"logprobs": []}, "reasoning": {}}
 
@@ -87,9 +88,8 @@ class ResponsesStream:
         return out + self._event(f"response.{response['status']}", response=response)
 
     def fail(self, refused: CallRefused) -> bytes:
-        code = refused.code if refused.code != HELD_CODE else None
-        by_status = "rate_limit_exceeded" if refused.http_status == 429 else "server_error"
-        code = code or ("invalid_prompt" if refused.http_status in (400, 413, 422) else by_status)
+        own = refused.code if refused.code != HELD_CODE else None
+        code = own or _CODES.get(refused.http_status, "server_error")
         failed = {**self._head, "status": "failed", "error": {"code": code, "message": str(refused)}}
         return self._begin() + self._event("response.failed", response=failed)
 
@@ -114,11 +114,8 @@ class ResponsesStream:
     def _say(self, delta: Any) -> bytes:
         if not isinstance(delta, dict):
             return b""
-        out = self._say_text("reasoning", reasoning_of(delta))
-        out += self._say_text("message", text_of(delta))
-        for part in calls_of(delta):
-            out += self._say_call(part)
-        return out
+        texts = self._say_text("reasoning", reasoning_of(delta)) + self._say_text("message", text_of(delta))
+        return texts + b"".join(map(self._say_call, calls_of(delta)))
 
     def _say_text(self, kind: str, piece: str) -> bytes:
         if not piece:
@@ -155,12 +152,12 @@ class ResponsesStream:
         return out + self._close(item["status"])
 
     def _say_call(self, part: SaidCall) -> bytes:
-        """Announced once its id and its name are known; where one never comes, `finish` tells all of it."""
+        """Announced once its name is known; where that never comes, `finish` tells all of it."""
         call = self._calls.setdefault(part.key, _Call(len(self._calls)))
         out, piece = b"", part.arguments
         if not call.at:
             call.said = said = call.said.joined(part)
-            if not said.call_id or not said.name:
+            if not said.name:
                 return b""
             item, piece = call_item(self._request.side, call.number, said), said.arguments
             call.freeform = FreeformInput() if item["type"] == "custom_tool_call" else None

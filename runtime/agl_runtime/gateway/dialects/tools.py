@@ -17,12 +17,8 @@ import orjson
 
 from agl_runtime.gateway.internal import Json
 
-FREEFORM_SCHEMA: Json = {
-    "type": "object",
-    "properties": {"input": {"type": "string", "description": "The tool's input, as free text."}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
+_INPUT = {"type": "string", "description": "The tool's input, as free text."}
+FREEFORM_SCHEMA: Json = {"type": "object", "properties": {"input": _INPUT}, "required": ["input"]}
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -84,17 +80,10 @@ def freeform_arguments(text: str) -> str:
 
 
 def freeform_input(arguments: str) -> str:
-    """The input within a function's arguments; all of the arguments where there is none."""
+    """The input within a function's arguments; all of the arguments where they do not begin with one."""
     live = FreeformInput()
     text = live.feed(arguments) + live.rest()
-    if live.begun:
-        return text
-    try:
-        found = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        return arguments
-    inner = found.get("input") if isinstance(found, dict) else None
-    return inner if isinstance(inner, str) else arguments
+    return text if live.begun else arguments
 
 
 class FreeformInput:
@@ -105,7 +94,6 @@ class FreeformInput:
     """
 
     _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-    _LONGEST_HEAD = 64
     # One piece of a string; an escape that could still become longer is none yet.
     _PIECE = re.compile(
         r'[^"\\]+'
@@ -131,7 +119,6 @@ class FreeformInput:
         if not self.begun:
             head = self._HEAD.match(self._left)
             if head is None:
-                self._ended = len(self._left) > self._LONGEST_HEAD
                 return ""
             self.begun, self._left = True, self._left[head.end() :]
         out, at = [], 0

@@ -52,7 +52,7 @@ def test_a_text_with_instructions() -> None:
     request = parse(instructions="be brief", max_output_tokens=5, temperature=0.5, metadata={"a": "b"}, made_up=1)
     assert request.body == {
         "messages": [{"role": "system", "content": "be brief"}, USER],
-        "max_completion_tokens": 5,
+        "max_tokens": 5,
         "temperature": 0.5,
     }
     assert (request.dialect, request.operation, request.model) == ("responses", "chat/completions", "m")

@@ -105,7 +105,7 @@ def test_what_was_told_piece_by_piece_begins_what_is_told_as_a_whole(arguments: 
         ("*** Begin Patch", "*** Begin Patch"),
         ('["x"]', '["x"]'),
         ('{"input": 5}', '{"input": 5}'),
-        ('{"why": "so", "input": "x"}', "x"),
+        ('{"why": "so", "input": "x"}', '{"why": "so", "input": "x"}'),
         ('{"input": "x", "why": "so"}', "x"),
         ('{"input": "a\nb\\d"}', "a\nb\\d"),
         ('{"input": "cut o', "cut o"),
