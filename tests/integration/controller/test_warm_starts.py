@@ -249,3 +249,33 @@ with tempfile.TemporaryDirectory() as folder:
 """
     done = subprocess.run([python, "-BI", "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
+
+
+async def test_a_runner_that_is_closed_while_modules_are_imported_leaves_no_helper(tmp_path: Path) -> None:
+    env = installed(tmp_path, "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)")
+    runner = runner_of(project_of(tmp_path, warm=["heavy"], env=env))
+    work = asyncio.create_task(runner.run(granted(), asyncio.Event()))
+    await until((tmp_path / "p/.agl/run/warm/begun").exists)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    runner.close()
+    assert [p for p in processes_with("warm_helper.py") if p.ppid() == os.getpid()] == []
+    await until(lambda: runner.starts.startswith("cold: The helper of warm starts ended with signal 9"))
+
+
+async def test_an_agent_that_is_cancelled_while_modules_are_imported_spoils_none_of_the_next(tmp_path: Path) -> None:
+    source = "import pathlib, time\npathlib.Path('begun').touch()\n"
+    source += "while not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+    runner = runner_of(project_of(tmp_path, warm=["heavy"], env=installed(tmp_path, source)))
+    try:
+        work = asyncio.create_task(runner.run(granted(), asyncio.Event()))
+        await until((tmp_path / "p/.agl/run/warm/begun").exists)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        following = asyncio.create_task(run(runner, "r2"))
+        (tmp_path / "p/.agl/run/warm/go").touch()
+        assert int((await following).stdout.text) != os.getpid()
+    finally:
+        runner.close()

@@ -28,18 +28,8 @@ from typing import Any, Literal
 from agl_runtime.errors import PreconditionError, RunnerError
 
 Kind = Literal["bubblewrap", "unshare", "none"]
-ROOT_CAPABILITIES = {
-    "chown": 0,
-    "dac_override": 1,
-    "fowner": 3,
-    "fsetid": 4,
-    "kill": 5,
-    "setgid": 6,
-    "setuid": 7,
-    "net_bind_service": 10,
-}
-"""What an agent of root keeps, with the kernel's numbers."""
-
+ROOT_CAPABILITIES = ("chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "net_bind_service")
+ROOT_CAPABILITY_NUMBERS = (0, 1, 3, 4, 5, 6, 7, 10)  # the kernel's, in the same order
 ROOT_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 SYSRQ = "/proc/sysrq-trigger"
 TOOL_PATH = os.pathsep.join(("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"))
@@ -239,7 +229,7 @@ def sandbox_of(view: View) -> dict[str, Any]:
     """The same sandbox for a process that enters it by system calls of its own, as `warm_helper` reads it."""
     as_root = os.geteuid() == 0
     mounts = [*_first_mounts(view, as_root=as_root), *_last_mounts(view, as_root=as_root)]
-    return {"mounts": mounts, "capabilities": sorted(ROOT_CAPABILITIES.values()) if as_root else []}
+    return {"mounts": mounts, "capabilities": ROOT_CAPABILITY_NUMBERS if as_root else ()}
 
 
 def _first_mounts(view: View, *, as_root: bool) -> list[Mount]:

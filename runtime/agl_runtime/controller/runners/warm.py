@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "run/warm"
 IMPORT_S = 120.0
-ANSWER_S = 30.0
+ANSWER_S = 10.0
 ANSWER_BYTES = 2**20
 STARTS = 2  # of the helper: one that dies is started once more
 MOST_BYTES = 2**20  # of arguments and variables: what may be too much for a cold start is left to it
@@ -101,7 +101,7 @@ class Helper:
         """Why this command cannot be forked, or None."""
         place = len(self.python)
         if command.argv[:place] != self.python:
-            return f"it is started by {command.argv[0]}"
+            return "its interpreter is not that of the project"
         if sum(map(len, (*command.argv, *command.env, *command.env.values()))) > MOST_BYTES:
             return "its arguments are long"
         for name in command.env.keys() | self._env.keys():
@@ -147,10 +147,10 @@ class Helper:
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """End it, and with it every sandbox that it has started."""
-        self._control.close()
+        """End it, and with it every sandbox that it has started. Another thread that waits for it is told."""
         self._process.kill()
         self._process.wait()
+        self._control.close()
 
     def _ask(self, message: bytes | None, descriptors: Sequence[int] = (), timeout_s: float = ANSWER_S) -> Any:
         self._control.settimeout(timeout_s)
@@ -198,7 +198,7 @@ class WarmStarts:
         self._folder = state_dir / FOLDER
         self._isolation = isolation
         self._helper: Helper | None = None
-        self._starting = asyncio.Lock()
+        self._ready: asyncio.Future[None] | None = None
         self._starts = 0
         self._exceptions: set[str] = set()
         self.refused: RunnerError | None = None
@@ -217,12 +217,13 @@ class WarmStarts:
 
     async def helper(self) -> Helper | None:
         """One that is ready; None when agents start cold."""
-        async with self._starting:
-            if self._helper is not None and self._helper.has_ended():
-                self.close()
-            if self._helper is None and self.refused is None:
-                await asyncio.to_thread(self._start)
-            return self._helper
+        if self._ready and self._ready.done() and self._helper and self._helper.has_ended():
+            self.close()
+            self._ready = None
+        if self._ready is None:
+            self._ready = asyncio.ensure_future(asyncio.to_thread(self._start))
+        await asyncio.shield(self._ready)
+        return self._helper
 
     def fitted(self, helper: Helper, command: Command, view: View | None) -> Command | None:
         """The command as one that the helper starts, or None, with the reason told once."""
@@ -242,24 +243,22 @@ class WarmStarts:
     def _start(self) -> None:
         """Blocks."""
         self._starts += 1
+        if self.refused is not None:
+            return
         if self._starts > STARTS:
             return self._refuse(RunnerError("The helper of warm starts died again.", f"See {FOLDER}/log in .agl."))
         try:
-            helper = Helper(self._python, self._modules, self._env, self._folder)
-            try:
-                helper.import_modules()
-                if self._isolation.wrap is not None:
-                    _prove(helper)
-            except BaseException:
-                helper.close()
-                raise
-            self._helper = helper
+            self._helper = Helper(self._python, self._modules, self._env, self._folder)
+            self._helper.import_modules()
+            if self._isolation.wrap is not None:
+                _prove(self._helper)
         except RunnerError as error:
             self._refuse(error)
         except OSError as error:
             self._refuse(RunnerError(f"A warm start failed: {error}.", "Leave agent.warm out."))
 
     def _refuse(self, error: RunnerError) -> None:
+        self.close()
         self.refused = error
         log.warning("agents start cold: %s", error)
 

@@ -19,43 +19,33 @@ from __future__ import annotations
 
 import sys
 
-AT_START = frozenset(sys.modules)
 if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
     del sys.path[0]  # this file's folder
 
-import atexit  # noqa: E402 - the folder of this file is no place to import from
-import builtins  # noqa: E402
-import contextlib  # noqa: E402
-import ctypes  # noqa: E402
-import gc  # noqa: E402
-import importlib  # noqa: E402
-import importlib.machinery  # noqa: E402
-import io  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import runpy  # noqa: E402
-import signal  # noqa: E402
-import socket  # noqa: E402
-import struct  # noqa: E402
-import threading  # noqa: E402
-import types  # noqa: E402
-from typing import Any, Iterable, Sequence  # noqa: E402, UP035 - read by Python 3.8 too
+import atexit
+import builtins
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.machinery
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import struct
+import threading
+import types
+from typing import Any, Iterable, Sequence  # noqa: UP035 - read by Python 3.8 too
 
 MOST_BYTES = 4096
 NO_FORK = ("grpc._cython.cygrpc",)  # threads of its own that no fork gets on with
 NEWNS, NEWUSER, NEWPID = 0x20000, 0x10000000, 0x20000000
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
-MOUNT_FLAGS = {
-    "ro": 1,
-    "nosuid": 2,
-    "nodev": 4,
-    "noexec": 8,
-    "noatime": 1024,
-    "nodiratime": 2048,
-    "relatime": 1 << 21,
-    "bind": MS_BIND,
-    "rbind": MS_BIND | MS_REC,
-}
+MOUNT_FLAGS = {"ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21}
+MOUNT_FLAGS.update(bind=MS_BIND, rbind=MS_BIND | MS_REC)
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 CAPABILITY_VERSION = 0x20080522
 FLUSH_FAILED = 120
@@ -312,7 +302,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     reason = refusal(sys.argv[2:])
     imported = frozenset(sys.modules) - {"__main__"}
-    loaded = sorted({name.partition(".")[0] for name in imported - AT_START})
+    loaded = sorted({name.partition(".")[0] for name in imported})
     control.send(json.dumps({"refused": reason} if reason else {"loaded": loaded}).encode())
     if reason:
         return
