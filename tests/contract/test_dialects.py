@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -22,6 +23,7 @@ SYSTEM, QUESTION, RESULT = "be brief", "what is on it?", "2"
 IMAGE = "data:image/png;base64,iVBORw0KGgo="
 PARAMETERS: Raw = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ABOUT = "Counts."
+UNLIKE = ("stream", "stream_options", "max_tokens")  # the last one is not optional for Anthropic's client
 SCRIPT = [Answer("Counting. ", reasoning="hm\n two?", tool_calls=[tool_call("count", {"a": 1}, "c1")]), Answer("two")]
 
 
@@ -70,8 +72,32 @@ async def responses(gateway: RunningGateway, *, streamed: bool) -> str:
     return str(said.output_text)
 
 
+async def messages(gateway: RunningGateway, *, streamed: bool) -> str:
+    source = {"type": "base64", "media_type": "image/png", "data": IMAGE.partition(",")[2]}
+    said: list[Any] = [
+        {"role": "user", "content": [{"type": "text", "text": QUESTION}, {"type": "image", "source": source}]}
+    ]
+    cached = {"cache_control": {"type": "ephemeral"}}
+    asked: Any = {"model": "policy", "max_tokens": 64, "system": [{"type": "text", "text": SYSTEM, **cached}]}
+    asked |= {"messages": said, "tools": [{"name": "count", "description": ABOUT, "input_schema": PARAMETERS}]}
+    message: Any = None
+    base = gateway.base(api="anthropic")
+    async with anthropic.AsyncAnthropic(base_url=base, api_key=gateway.key(), max_retries=0) as client:
+        for _ in SCRIPT:
+            if streamed:
+                async with client.messages.stream(**asked) as stream:
+                    message = await stream.get_final_message()
+            else:
+                message = await client.messages.create(**asked)
+            said.append(message.to_param())
+            called = [block for block in message.content if block.type == "tool_use"]
+            results = [{"type": "tool_result", "tool_use_id": c.id, "content": RESULT, **cached} for c in called]
+            said += [{"role": "user", "content": results}] if results else []
+    return str(message.content[-1].text)
+
+
 Speaker = Callable[..., Awaitable[str]]
-SPEAKERS: dict[str, Speaker] = {"chat": chat, "responses": responses}
+SPEAKERS: dict[str, Speaker] = {"chat": chat, "responses": responses, "messages": messages}
 
 
 async def held(folder: Path, speak: Speaker, *, streamed: bool) -> tuple[str, list[Raw], list[Call]]:
@@ -85,7 +111,7 @@ async def held(folder: Path, speak: Speaker, *, streamed: bool) -> tuple[str, li
             await gateway.calls()
             async with GatewayClient(gateway.url, ADMIN_KEY) as reader:
                 calls = (await reader.calls("r1")).calls
-    sent = [{k: v for k, v in asked.body.items() if k not in ("stream", "stream_options")} for asked in model.requests]
+    sent = [{k: v for k, v in asked.body.items() if k not in UNLIKE} for asked in model.requests]
     return answer, sent, list(calls)
 
 

@@ -89,6 +89,7 @@ class FakeModelServer:
         self.model = model
         self.requests: list[Request] = []
         self.cancelled = 0
+        self.can_tokenize = True
         self.port = port
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
@@ -133,6 +134,7 @@ class FakeModelServer:
     async def _start(self) -> web.AppRunner:
         app = web.Application(client_max_size=64 * 2**20)
         app.router.add_post("/v1/{kind:chat/completions|completions}", self._handle)
+        app.router.add_post("/tokenize", self._tokenize)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", self.port)
@@ -162,6 +164,13 @@ class FakeModelServer:
         except asyncio.CancelledError:
             self._note(self._count_cancelled)
             raise
+
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        """As vLLM's; a server without it answers 404. Not one of `requests`."""
+        if not self.can_tokenize:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        body = await request.json()
+        return web.json_response({"count": len(encode(render(body["messages"]))), "max_model_len": 4096})
 
     def _count_cancelled(self) -> None:
         self.cancelled += 1

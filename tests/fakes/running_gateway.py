@@ -43,8 +43,9 @@ class RunningGateway:
     async def add(self, rollout_id: str = "r1", **fields: Any) -> None:
         await self.store.add_rollouts([RolloutCreate(input={"q": 1}, rollout_id=rollout_id, **fields)])
 
-    def base(self, rollout_id: str = "r1", attempt_id: str = "0", mode: str = "train") -> str:
-        return f"{self.url}/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/openai/v1"
+    def base(self, rollout_id: str = "r1", attempt_id: str = "0", mode: str = "train", api: str = "openai/v1") -> str:
+        """What a client takes as its base URL; `api` is "anthropic" for Anthropic's."""
+        return f"{self.url}/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/{api}"
 
     async def calls(self, rollout_id: str = "r1") -> list[StoredCall]:
         """The recorded calls once all that was going on is on record, deliveries too."""

@@ -42,6 +42,8 @@ class KeyGate:
 
 
 def dialect_of(dialects: dict[str, Dialect], path: str) -> Dialect:
-    """The dialect in which a client of this path reads errors; the first one's for a path that none serves."""
-    named = (dialect for tail, dialect in dialects.items() if path.endswith(f"/{tail}"))
-    return next(named, next(iter(dialects.values())))
+    """The dialect in which a client of this path reads errors; for a path that none serves, one of the same vendor's,
+    or else the first."""
+    tail = path.split("/", 8)[-1]  # behind /proxy/rollout/../attempt/../mode/../
+    vendor = (dialect for name, dialect in dialects.items() if name.split("/")[0] == tail.split("/")[0])
+    return dialects.get(tail) or next(vendor, next(iter(dialects.values())))

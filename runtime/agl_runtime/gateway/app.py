@@ -13,7 +13,7 @@ from agl_runtime.config import Config
 from agl_runtime.errors import AglError, ConflictError, KeyRefusedError, NotFoundError, StoreError
 from agl_runtime.gateway import state
 from agl_runtime.gateway.access import KeyGate
-from agl_runtime.gateway.routes import attempts, events, models, proxy, rollouts, upkeep
+from agl_runtime.gateway.routes import anthropic, attempts, events, models, proxy, rollouts, upkeep
 from agl_runtime.store.base import Store
 
 
@@ -43,7 +43,15 @@ def create_app(config: Config, store: Store, admin_key: str) -> FastAPI:
     app = _App(title="agl gateway", version="1.0.0", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
     app.add_exception_handler(AglError, _tell)
-    for router in (proxy.router, rollouts.router, attempts.router, events.router, models.router, upkeep.router):
+    for router in (
+        anthropic.router,
+        proxy.router,
+        rollouts.router,
+        attempts.router,
+        events.router,
+        models.router,
+        upkeep.router,
+    ):
         app.include_router(router)
     return app
 

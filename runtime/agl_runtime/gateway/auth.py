@@ -21,6 +21,7 @@ AGENT_PREFIX = "agl-agent-"
 OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 RESERVED_EVENTS = frozenset({"model_request", "agent_exit", "upstream_failure"})
 _PROXY = re.compile(r"/proxy/rollout/(?P<rollout_id>[^/]+)/attempt/(?P<attempt_id>[^/]+)/mode/(?P<mode>[^/]+)/.+")
+_HELLO = re.compile(r"/proxy/rollout/[^/]+/attempt/[^/]+/mode/[^/]+/anthropic/api/hello")
 _EVENTS = re.compile(r"/api/rollouts/(?P<rollout_id>[^/]+)/attempt/(?P<attempt_id>[^/]+)/events")
 
 
@@ -58,7 +59,7 @@ def identify(admin_key: str, headers: Mapping[str, str]) -> Caller | None:
 
 def judge(caller: Caller | None, method: str, path: str) -> Denial | None:
     """Why this caller may not make this request; None when it may."""
-    if path in OPEN_PATHS and method in ("GET", "HEAD"):
+    if (path in OPEN_PATHS or _HELLO.fullmatch(path)) and method in ("GET", "HEAD"):
         return None
     if caller is None:
         return NO_KEY

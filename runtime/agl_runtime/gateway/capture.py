@@ -208,7 +208,7 @@ def _grow(into: Json, key: str, value: Any) -> None:
         else:
             for item in value:
                 _add_item(items, item)
-    elif value is not None:
+    elif value not in (None, ""):
         into[key] = value
 
 

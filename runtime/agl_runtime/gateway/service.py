@@ -61,7 +61,7 @@ class CallService:
         self, rollout_id: str, attempt_id: str, mode: Mode, dialect: Dialect, raw: bytes, headers: Mapping[str, str]
     ) -> Response:
         """Begin a call, or find the one that a marked retry repeats. Raises CallRefused."""
-        request = dialect.parse(_load(raw))
+        request = dialect.parse(load(raw))
         prepared = prepare(request, mode, self.config)
         with refusing(attempt_id):
             attempt = await self.attempts.get(rollout_id, attempt_id)
@@ -210,7 +210,7 @@ class CallService:
             call.exchange.end()
 
 
-def _load(raw: bytes) -> Json:
+def load(raw: bytes) -> Json:
     """The request's JSON object. Raises CallRefused."""
     try:
         body = bodies.load(raw)

@@ -29,6 +29,7 @@ FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 8.0
 LONGEST_AWAY_PAUSE_S = 2.0
 CONNECT_TIMEOUT_S = 10.0
+COUNT_TIMEOUT_S = 10.0
 RETRIED_STATUSES = frozenset({408, 409, 429})
 OVERFLOW_CODE = "context_length_exceeded"
 DONE = b"[DONE]"
@@ -97,6 +98,20 @@ class Upstream:
         finally:
             reply._response.close()
 
+    async def count_tokens(self, name: str, rollout_id: str, body: Json) -> int | None:
+        """Of a chat body's prompt, by a model server that has vLLM's /tokenize; None where none can tell."""
+        model = self.registry.route(name, rollout_id)
+        if model is None:
+            return None
+        base = model.endpoint.rstrip("/").removesuffix("/v1")
+        try:
+            async with asyncio.timeout(COUNT_TIMEOUT_S):
+                counted = await Reply(model, 0, await self._post(model, f"{base}/tokenize", orjson.dumps(body))).json()
+        except (ServerFailed, TimeoutError):
+            return None
+        count = counted.get("count") if isinstance(counted, dict) else None
+        return count if type(count) is int else None
+
     async def _first_answer(
         self, name: str, rollout_id: str, operation: Operation, body: bytes, keep_alive: Callable[[], None]
     ) -> Reply:
@@ -106,7 +121,7 @@ class Upstream:
             try:
                 if model is None:
                     raise ServerFailed("The model server was withdrawn.", is_away=True)
-                return Reply(model, tried, await self._try(model, operation, body))
+                return Reply(model, tried, await self._post(model, f"{model.endpoint.rstrip('/')}/{operation}", body))
             except ServerFailed as error:
                 if model is not None and error.status is None:
                     self.registry.report_failure(model)
@@ -127,13 +142,13 @@ class Upstream:
         after_s = self.hold.state().retry_after_seconds
         return ServerFailed(what, status=429, code=HELD_CODE, retry_after_s=after_s)
 
-    async def _try(self, model: Model, operation: Operation, body: bytes) -> aiohttp.ClientResponse:
+    async def _post(self, model: Model, url: str, body: bytes) -> aiohttp.ClientResponse:
         if self._session is None:
             raise ServerFailed("The gateway's way to the model servers is not open.")
         key = model.api_key.get_secret_value() if model.api_key else self.keys.get(model.endpoint)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         with _wrapped(model):
-            response = await self._session.post(f"{model.endpoint.rstrip('/')}/{operation}", data=body, headers=headers)
+            response = await self._session.post(url, data=body, headers=headers)
             if response.status < 400:
                 return response
             async with response:

@@ -79,6 +79,19 @@ async def test_a_chat_answer_has_text_ids_logprobs_and_versions(start: Any, nois
     assert gap(policy, answer) < 1e-4
 
 
+async def test_a_prompt_is_counted_as_it_is_sampled_from(start: Any, noise: Path) -> None:
+    _, model, client = await start(noise)
+    answer = await client.chat.completions.create(model="policy", messages=QUESTION, tools=TOOLS, extra_body=IDS)
+    url = model.endpoint.removesuffix("/v1") + "/tokenize"
+    body = {"model": "policy", "messages": QUESTION, "tools": TOOLS}
+    long = {**body, "messages": [{"role": "user", "content": "12+7 " * 2000}]}
+    async with httpx.AsyncClient(headers=bearer(client.api_key)) as http:
+        counted, of_long = (await http.post(url, json=body)).json(), (await http.post(url, json=long)).json()
+    assert counted["tokens"] == answer.prompt_token_ids
+    assert counted["count"] == answer.usage.prompt_tokens
+    assert of_long["count"] > of_long["max_model_len"]
+
+
 async def test_ids_and_logprobs_come_only_when_asked_for(start: Any, noise: Path) -> None:
     _, _, client = await start(noise)
     answer = await client.chat.completions.create(model="policy", messages=QUESTION, max_tokens=3)
@@ -168,11 +181,11 @@ async def test_a_stop_string_cuts_the_text_and_leaves_the_ids(start: Any, caller
     if stream:
         rows = [chunk.choices[0] async for chunk in answer]
         text, ids = "".join(r.delta.content or "" for r in rows), [i for r in rows for i in getattr(r, "token_ids", [])]
-        finish = rows[-1].finish_reason
+        last = rows[-1]
     else:
-        choice = answer.choices[0]
-        text, ids, finish = choice.message.content, choice.token_ids, choice.finish_reason
-    assert (text, finish) == ("Let ", "stop")
+        last = answer.choices[0]
+        text, ids = last.message.content, last.token_ids
+    assert (text, last.finish_reason, last.stop_reason) == ("Let ", "stop", "me se")
     assert load_policy(caller).tokenizer.decode(ids) == "Let me se"
 
 

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from agl_runtime.gateway.auth import Caller, agent_key, identify, judge, judge_event
 
 ADMIN = "agl-admin-secret"
-PROXY = "/proxy/rollout/r1/attempt/0/mode/train/openai/v1/chat/completions"
+OWN = "/proxy/rollout/r1/attempt/0/mode/train"
+PROXY = f"{OWN}/openai/v1/chat/completions"
+COUNT = f"{OWN}/anthropic/v1/messages/count_tokens"
+HELLO = f"{OWN}/anthropic/api/hello"
 EVENTS = "/api/rollouts/r1/attempt/0/events"
 AGENT = Caller("agent", "r1", "0", "train")
 
@@ -47,10 +50,12 @@ def test_no_other_text_is_a_key(text: str) -> None:
         assert identify(ADMIN, headers) is None
 
 
-def test_without_a_key_only_health_and_the_description_are_open() -> None:
+def test_without_a_key_only_health_a_hello_and_the_description_are_open() -> None:
     assert judge(None, "GET", "/healthz") is None
     assert judge(None, "GET", "/openapi.json") is None
-    for path in ("/metrics", "/api/rollouts", PROXY, EVENTS, "/docs", "/healthz/"):
+    assert judge(None, "HEAD", HELLO) is None
+    assert judge(None, "POST", HELLO) is not None
+    for path in (HELLO + "/x", "/metrics", "/api/rollouts", PROXY, EVENTS, "/docs", "/healthz/"):
         denial = judge(None, "GET", path)
         assert denial is not None
         assert denial.status == 401
@@ -58,7 +63,8 @@ def test_without_a_key_only_health_and_the_description_are_open() -> None:
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", PROXY), ("GET", "/proxy/rollout/r1/attempt/0/mode/train/openai/v1/models"), ("POST", EVENTS)],
+    [("POST", PROXY), ("POST", COUNT), ("GET", HELLO), ("POST", EVENTS)]
+    + [("GET", f"{OWN}/{api}/v1/models") for api in ("openai", "anthropic")],
 )
 def test_an_agent_reaches_its_own_paths(method: str, path: str) -> None:
     assert judge(AGENT, method, path) is None

@@ -162,3 +162,13 @@ def test_a_terminal_chunk_finishes_a_choice_or_follows_one(chunk: dict[str, Any]
 def test_an_aborted_answer_has_no_finish_reason() -> None:
     whole = whole_answer("chat/completions", CHAT, Answer("part", finish_reason="abort"), "policy")
     assert read_answer(whole).finish_reason is None
+
+
+def test_an_id_that_later_pieces_leave_empty_stays() -> None:
+    assembler = StreamAssembler()
+    for piece in (
+        {"id": "c1", "function": {"name": "f", "arguments": "{"}},
+        {"id": "", "function": {"arguments": "}"}},
+    ):
+        assembler.feed({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, **piece}]}}]})
+    assert read_answer(assembler.response()).tool_calls == {"c1": "{}"}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from agl_runtime.gateway.dialects.openai import OpenAIDialect, common, require
+from agl_runtime.gateway.dialects.openai import OpenAIDialect, common, is_objects, require
 from agl_runtime.gateway.internal import Json, ModelRequest, Operation
 
 
@@ -14,17 +12,13 @@ class ChatDialect(OpenAIDialect):
 
     def parse(self, body: Json) -> ModelRequest:
         messages, tools = body.get("messages"), body.get("tools")
-        require(bool(messages) and _is_objects(messages), "`messages` must be a list of at least one message object.")
-        require(tools is None or _is_objects(tools), "`tools` must be a list of objects.")
+        require(bool(messages) and is_objects(messages), "`messages` must be a list of at least one message object.")
+        require(tools is None or is_objects(tools), "`tools` must be a list of objects.")
         return ModelRequest(dialect=self.name, operation=self.operation, **common(body))
 
     def replayed(self, choice: Json) -> Json:
         rest = {key: value for key, value in choice.items() if key != "message"}
         delta = dict(choice.get("message") or {})
-        if _is_objects(delta.get("tool_calls")):
+        if is_objects(delta.get("tool_calls")):
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(delta["tool_calls"])]
         return {**rest, "delta": delta}
-
-
-def _is_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, dict) for item in value)

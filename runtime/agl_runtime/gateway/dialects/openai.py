@@ -134,3 +134,7 @@ def common(body: Json) -> Mapping[str, Any]:
 def require(holds: bool, sentence: str) -> None:
     if not holds:
         raise CallRefused(sentence, http_status=400)
+
+
+def is_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)

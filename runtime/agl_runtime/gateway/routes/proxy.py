@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agl_runtime.gateway import bodies
 from agl_runtime.gateway.access import dialect_of
+from agl_runtime.gateway.dialects import messages
 from agl_runtime.gateway.dialects.openai import error_body
 from agl_runtime.gateway.internal import CallRefused
 from agl_runtime.gateway.routes.context import State
@@ -19,6 +20,7 @@ from agl_runtime.gateway.state import Gateway
 from agl_runtime.schemas import Mode
 
 _CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/([^/]+)/(.+)")
+_ROUTED = frozenset({f"{messages.PATH}/count_tokens"})  # POSTs that call no model
 BASE = "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}"
 router = APIRouter(tags=["proxy"])
 
@@ -47,7 +49,7 @@ class ModelCalls:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         path = _CALL.fullmatch(scope["path"]) if is_post else None
-        if path is None:
+        if path is None or path[4] in _ROUTED:
             await self.app(scope, receive, send)
             return
         response = await self._answer(path, Request(scope, receive))
@@ -61,7 +63,7 @@ class ModelCalls:
             if dialect is None:
                 what = f"The gateway does not serve {operation}."
                 raise CallRefused(what, f"It serves {', '.join(sorted(gateway.dialects))}.", http_status=404)
-            raw = await _body(request)
+            raw = await raw_body(request)
             return await gateway.calls.open(rollout_id, attempt_id, _mode(mode), dialect, raw, request.headers)
         except CallRefused as refused:
             gateway.metrics.refused[refused.http_status] += 1
@@ -69,7 +71,8 @@ class ModelCalls:
             return JSONResponse(body, refused.http_status, refused.headers())
 
 
-async def _body(request: Request) -> bytes:
+async def raw_body(request: Request) -> bytes:
+    """Raises CallRefused for one that is too large."""
     try:
         return await bodies.read(request, bodies.MODEL_CALL_BYTES)
     except bodies.TooLarge as error:

@@ -3,7 +3,8 @@
 Beside them, in vLLM's places: `prompt_token_ids` (chat: at the top of an answer or of the first chunk; completions: in
 the choice), `token_ids` in the choice, and log-probabilities. The ids are all sampled ids, also those behind text that
 a stop string cut off or that is still held back; so a chunk may have ids and an empty delta. Each choice, in a
-stream its last chunk, has `weight_versions`: [{"version", "start", "end"}] over its sampled ids.
+stream its last chunk, has `weight_versions`: [{"version", "start", "end"}] over its sampled ids, and `stop_reason`: the
+stop string that ended its text, or null.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class AnswerWriter(ABC):
         if self._order.token_ids:
             row["token_ids"] = [token.id for token in news.tokens]
         if news.finish_reason:
+            row["stop_reason"] = news.stop
             spans = choice.generation.spans()
             row["weight_versions"] = [{"version": str(s.version), "start": s.start, "end": s.end} for s in spans]
         return row

@@ -16,11 +16,12 @@ from agl_runtime.trainer.backends.embedded.tools import Piece, ToolCall, ToolRea
 @dataclass(frozen=True, slots=True)
 class News:
     """What came since the last reading: sampled tokens, text and calls. `finish_reason` is set in the last one: "stop",
-    "length" or "tool_calls"; "error" when the engine failed."""
+    "length" or "tool_calls"; "error" when the engine failed. `stop` is the stop string that ended the text."""
 
     tokens: list[Token]
     pieces: list[Piece]
     finish_reason: str | None
+    stop: str | None
 
 
 class Choice:
@@ -58,7 +59,8 @@ class Choice:
             text += self._stops.push(self._text.finish()) + self._stops.finish()
         pieces = self._pieces(text)
         self._called = self._called or any(isinstance(piece, ToolCall) for piece in pieces)
-        return News(tokens, pieces, "tool_calls" if finish == "stop" and self._called else finish)
+        reason = "tool_calls" if finish == "stop" and self._called else finish
+        return News(tokens, pieces, reason, self._stops.cut_at)
 
     def _pieces(self, text: str) -> list[Piece]:
         if self._tools is None:

@@ -115,6 +115,27 @@ class Order:
 
 def read_chat(body: Any, codec: Codec, limits: Limits) -> Order:
     """Raises RequestRefused."""
+    parsed, tools, prompt = _rendered(body, codec, limits)
+    if parsed.top_logprobs and not parsed.logprobs:
+        raise RequestRefused("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    return _order(
+        parsed,
+        limits,
+        [prompt],
+        max_tokens=parsed.max_completion_tokens or parsed.max_tokens,
+        top_logprobs=parsed.top_logprobs,
+        logprobs=parsed.logprobs,
+        tools=bool(tools),
+        closers=(CLOSE,) if tools and not parsed.parallel_tool_calls else (),
+    )
+
+
+def read_prompt(body: Any, codec: Codec, limits: Limits) -> list[int]:
+    """The token ids of a chat body's prompt, also of one that is too long to be answered. Raises RequestRefused."""
+    return _rendered(body, codec, limits)[2]
+
+
+def _rendered(body: Any, codec: Codec, limits: Limits) -> tuple[_ChatBody, list[dict[str, Any]], list[int]]:
     if isinstance(body, dict):
         _check_size(_characters([body.get("messages"), body.get("tools")]), limits)
     parsed = _validated(_ChatBody, body)
@@ -122,20 +143,9 @@ def read_chat(body: Any, codec: Codec, limits: Limits) -> Order:
         raise RequestRefused(
             f"chat_template_kwargs cannot hold {', '.join(sorted(named))}.", param="chat_template_kwargs"
         )
-    if parsed.top_logprobs and not parsed.logprobs:
-        raise RequestRefused("top_logprobs needs logprobs to be true.", param="top_logprobs")
     tools = _tools(parsed)
     messages = [_message(index, message) for index, message in enumerate(parsed.messages)]
-    return _order(
-        parsed,
-        limits,
-        [codec.render(messages, tools, parsed.chat_template_kwargs)],
-        max_tokens=parsed.max_completion_tokens or parsed.max_tokens,
-        top_logprobs=parsed.top_logprobs,
-        logprobs=parsed.logprobs,
-        tools=bool(tools),
-        closers=(CLOSE,) if tools and not parsed.parallel_tool_calls else (),
-    )
+    return parsed, tools, codec.render(messages, tools, parsed.chat_template_kwargs)
 
 
 def read_completion(body: Any, codec: Codec, limits: Limits) -> Order:

@@ -28,7 +28,7 @@ from agl_runtime.trainer.backends.embedded.codec import Codec
 from agl_runtime.trainer.backends.embedded.engine import Engine, set_signals
 from agl_runtime.trainer.backends.embedded.generation import Signal
 from agl_runtime.trainer.backends.embedded.refusal import RequestRefused
-from agl_runtime.trainer.backends.embedded.requests import Limits, Order, read_chat, read_completion
+from agl_runtime.trainer.backends.embedded.requests import Limits, Order, read_chat, read_completion, read_prompt
 
 Reader = Callable[[Any, Codec, Limits], Order]
 _BACKLOG = 2048
@@ -65,6 +65,14 @@ def create_app(engine: Engine, codec: Codec, limits: Limits, key: str) -> FastAP
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await _serve(request, read_completion, CompletionWriter)
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        """As vLLM's, for a chat body."""
+        raw = await request.body()
+        async with reading:
+            ids = await asyncio.to_thread(lambda: read_prompt(_body(raw), codec, limits))
+        return _json({"count": len(ids), "max_model_len": limits.context, "tokens": ids})
 
     async def _serve(request: Request, read: Reader, writer: type[AnswerWriter]) -> Response:
         raw = await request.body()

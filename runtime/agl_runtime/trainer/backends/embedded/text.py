@@ -47,22 +47,24 @@ class Detokenizer:
 class StopFilter:
     """Ends a text at the first of some strings: before those in `cuts`, after those in `closers`.
 
-    `hit` is True from the moment that one was seen; what follows is swallowed.
+    `hit` is True from the moment that one was seen; what follows is swallowed. `cut_at` is the one that cut the text.
     """
 
     def __init__(self, cuts: Sequence[str], closers: Sequence[str] = ()) -> None:
         self._stops = [(stop, 0) for stop in cuts] + [(stop, len(stop)) for stop in closers]
         self._held = ""
         self.hit = False
+        self.cut_at: str | None = None
 
     def push(self, text: str) -> str:
         if self.hit or not self._stops:
             return "" if self.hit else text
         held = self._held + text
-        ends = [(at, at + kept) for stop, kept in self._stops if (at := held.find(stop)) >= 0]
+        ends = [(at, at + kept, stop) for stop, kept in self._stops if (at := held.find(stop)) >= 0]
         if ends:
-            self.hit = True
-            return held[: min(ends)[1]]
+            at, end, stop = min(ends)
+            self.hit, self.cut_at = True, stop if end == at else None
+            return held[:end]
         keep = max(overlap(held, stop) for stop, _ in self._stops)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]

@@ -1,0 +1,59 @@
+"""What clients of Anthropic's API ask for beside messages: models, token counts, and whether anyone is there."""
+
+from __future__ import annotations
+
+import json
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from agl_runtime.gateway.dialects.messages import PATH
+from agl_runtime.gateway.internal import CallRefused, Json
+from agl_runtime.gateway.routes.context import State
+from agl_runtime.gateway.routes.proxy import BASE, raw_body
+from agl_runtime.gateway.service import load
+
+# Characters of JSON that make a token, roughly; only where no model server can count.
+_CHARACTERS_A_TOKEN = 4
+router = APIRouter(tags=["proxy"])
+
+
+@router.api_route(BASE + "/anthropic/api/hello", methods=["GET", "HEAD"])
+async def hello() -> dict[str, str]:
+    """Needs no key: clients ask before they have one to send."""
+    return {"status": "ok"}
+
+
+@router.get(BASE + "/anthropic/v1/models")
+async def models(gateway: State) -> Json:
+    """The names that the policy answers to, as Anthropic's list."""
+    rows = [_model(name) for name in gateway.registry.names()]
+    return {"data": rows, "has_more": False, "first_id": rows[0]["id"], "last_id": rows[-1]["id"]}
+
+
+@router.get(BASE + "/anthropic/v1/models/{name:path}")
+async def model(name: str) -> Json:
+    """Any name means the policy."""
+    return _model(name)
+
+
+@router.post(BASE + f"/{PATH}/count_tokens")
+async def count_tokens(rollout_id: str, request: Request, gateway: State) -> Response:
+    """Counted by the model server's own template where it can, which `x-agl-token-count` tells; never recorded."""
+    dialect = gateway.dialects[PATH]
+    try:
+        asked = dialect.parse(load(await raw_body(request)))
+    except CallRefused as refused:
+        return JSONResponse(dialect.error(refused), refused.http_status, refused.headers())
+    prompt: Json = {key: asked.body[key] for key in ("messages", "tools") if key in asked.body}
+    name = gateway.registry.resolve(asked.model)
+    count = await gateway.upstream.count_tokens(name, rollout_id, {**prompt, "model": name})
+    by = "server" if count is not None else "estimate"
+    if count is None:
+        count = -(-len(json.dumps(prompt, ensure_ascii=False)) // _CHARACTERS_A_TOKEN)
+    return JSONResponse({"input_tokens": count}, headers={"x-agl-token-count": by})
+
+
+def _model(name: str) -> Json:
+    about = {"display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
+    return {"type": "model", "id": name, **about}
