@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import subprocess
 import time
 from dataclasses import dataclass
 
@@ -35,12 +35,6 @@ class DiskLimit:
 
 def used_bytes(folder: AttemptFolder) -> int:
     """What the files of an attempt take on disk. Blocks; what vanishes meanwhile counts nothing."""
-    total = 0
-    for place in (folder.workspace, folder.home, folder.tmp):
-        for parent, _, names in os.walk(place):
-            for name in names:
-                try:
-                    total += os.lstat(os.path.join(parent, name)).st_blocks * 512
-                except OSError:
-                    continue
-    return total
+    places = [str(path) for path in (folder.workspace, folder.home, folder.tmp)]
+    told = subprocess.run(["du", "-sk", "--", *places], capture_output=True, text=True, check=False).stdout
+    return sum(int(line.split(maxsplit=1)[0]) * 1024 for line in told.splitlines())
