@@ -187,8 +187,12 @@ def _render_calls(value: Mapping[str, Any]) -> None:
             f"sample {number}: {sample['tokens']} tokens, {sample['trained_tokens']} trained, "
             f"of {len(sample['calls'])} calls{why}{cut}"
         )
+    report = value["report"]
+    if sampled := report["sampled_tokens"]:
+        trained = report["trained_tokens"]
+        output.emit(f"trainable: {trained} of {sampled} sampled tokens ({trained / sampled:.0%})")
     for name in ("untrained", "dropped"):
-        for reason, count in value["report"][name].items():
+        for reason, count in report[name].items():
             output.emit(f"{name}: {count} because of {reason}")
 
 

@@ -84,9 +84,18 @@ class TensorBatch:
     advantages: Tensor
     weights: Tensor
 
+    @property
+    def columns(self) -> int:
+        """In so many last columns of T stand all outputs that predict the targets; a prompt's need no computing."""
+        width = self.ids.shape[1]
+        return width - int((self.position % width).min())
+
     def select(self, outputs: Tensor) -> Tensor:
-        """Of `outputs` [N, T, ...] of the model (logits, hidden states) those that predict the targets: [M, ...]."""
-        return outputs.flatten(0, 1).index_select(0, self.position)
+        """Of `outputs` [N, C, ...] of the model (logits, hidden states), those of the last C columns, the ones that
+        predict the targets: [M, ...]. C is at least `columns`."""
+        width, given = self.ids.shape[1], outputs.shape[1]
+        row, column = self.position // width, self.position % width
+        return outputs.flatten(0, 1).index_select(0, row * given + column - (width - given))
 
 
 def train_rows(rollouts: Sequence[Scored], totals: Totals, normalization: Normalization) -> list[TrainRow]:

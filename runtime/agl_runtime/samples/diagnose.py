@@ -5,6 +5,8 @@
     truncated    the history was cut: the prompt goes on with a later part of the trace, or ends inside it
     template     the history was rewritten: an answer was changed, or lost its reasoning, or what stands before an
                  answer that the prompt still holds was changed
+    omitted      the prompt goes on from the earlier one but without its answer: some harnesses forget what they could
+                 not use
     other        none of these: a sub-agent, a branch, a compaction, another conversation
 
 This only explains; no id is ever changed by what is found here.
@@ -45,8 +47,12 @@ def diagnose(call: Call, line: Sequence[Call], decode: Decode) -> str:
     dropped = _find(theirs, ours[:_RESUME])
     if dropped is not None:
         return "template" if any(start <= at and at + dropped <= end for start, end in sampled) else "truncated"
-    rewritten = any(start <= at < end for start, end in sampled) or _find(ours, theirs[-_RESUME:]) is not None
-    return "template" if rewritten else "other"
+    if any(start <= at < end for start, end in sampled) or _find(ours, theirs[-_RESUME:]) is not None:
+        return "template"
+    # Both prompts end with the same words, which begin an answer.
+    last = line[-1].prompt_ids
+    beginning = common_prefix(prompt[::-1], last[::-1])
+    return "omitted" if at + beginning >= last.size else "other"
 
 
 def shared_prefix(prompt: Ids, call: Call) -> int:

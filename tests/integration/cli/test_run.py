@@ -50,6 +50,8 @@ def test_a_rollout_is_run_shown_listed_and_exported(root: Path) -> None:
     assert "user: What is 0 + 1?" in shown.stdout
     assert "assistant: It is 1." in shown.stdout
     assert "sample 1: " in shown.stdout
+    (sampled,) = (call["sampled_tokens"] for call in found["calls"])
+    assert f"trainable: {sampled} of {sampled} sampled tokens (100%)" in shown.stdout
 
     (row,) = map(json.loads, agl(root, "rollouts", "export", "--format", "sft").stdout.splitlines())
     assert [message["role"] for message in row["messages"]] == ["user", "assistant"]

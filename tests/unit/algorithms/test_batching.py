@@ -126,6 +126,14 @@ class TestToTensors:
         assert batch.select(outputs).tolist() == [0, 2, 10]
         assert batch.select(outputs[..., None].expand(2, 4, 5)).shape == (3, 5)
 
+    def test_outputs_of_the_columns_before_the_first_trained_token_are_not_needed(self):
+        late, later = sample([False, True, False, True]), sample([False, False, True], seed=1)
+        batch = to_tensors([TrainRow(late, 0, 1.0, 1.0), TrainRow(later, 1, 1.0, 1.0)], 0)
+        outputs = torch.arange(20).view(2, 5, 2)
+        whole = batch.select(outputs)
+        assert batch.columns < 5
+        assert torch.equal(batch.select(outputs[:, -batch.columns :]), whole)
+
     def test_samples_stay_as_they_were(self):
         row = sample([True, True])
         before = (row.ids.tobytes(), row.mask.tobytes(), row.logprobs.tobytes())

@@ -114,6 +114,14 @@ def test_a_prompt_that_ends_inside_the_trace_is_truncated():
     assert verdict(first("fine", "<end>"), *ASK[:4]) == "truncated"
 
 
+def test_a_history_that_goes_on_without_the_answer_is_omitted():
+    answer = first("no", " command", " in", " this", " one", " answer", " at", " all", "<end>")
+    asked_again = (*ASK[:-1], "<user>", "please", " give", " one", "<bot>")
+    assert verdict(answer, *asked_again) == "omitted"
+    second = call("b", P.ids(*asked_again), P.ids("still", " none", " of", " it", " in", " this", " one", "<end>"))
+    assert verdict(second, *asked_again[:-1], "<user>", "and", " again", "<bot>") == "omitted"
+
+
 def test_another_conversation_is_other():
     assert verdict(first("fine", "<end>"), "<sys>", "you", " sum", " up", "<user>", "text", "<bot>") == "other"
     assert verdict(first("fine", "<end>"), "nothing", " shared") == "other"

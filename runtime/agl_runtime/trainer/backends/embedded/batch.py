@@ -84,7 +84,7 @@ class Batch:
         self._mask = torch.cat([self._mask, valid], dim=1)
         positions = (self._lengths[:, None] + valid.cumsum(1) - 1).clamp(min=0)
         self._lengths = self._lengths + valid.sum(1)
-        self.logits = self._policy.logits(ids, self._mask, positions, cache=self._cache, last=True)
+        self.logits = self._policy.logits(ids, self._mask, positions, cache=self._cache, columns=1)[:, -1].float()
 
     def _columns(self, values: list[list[int]]) -> Tensor:
         width = len(values[0]) if values else 0

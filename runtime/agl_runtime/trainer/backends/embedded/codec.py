@@ -7,6 +7,7 @@ also where a tokenizer marks them as special.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from agl_runtime.trainer.backends.embedded.refusal import RequestRefused
 from agl_runtime.trainer.backends.embedded.text import Detokenizer
 from agl_runtime.trainer.backends.embedded.tools import CLOSE, OPEN
+
+logger = logging.getLogger(__name__)
 
 Message = dict[str, Any]
 
@@ -36,11 +39,15 @@ class Codec:
         self._hidden = (set(tokenizer.all_special_ids) | set(stop_ids)) - tags
         # Some templates write arguments that come as text once more as a JSON string: those get the parsed value.
         self._takes_text = bool(_TAKES_TEXT.search(str(tokenizer.chat_template)))
+        self._knows_tools = "tools" in str(tokenizer.chat_template)
         self._pieces: dict[int, str] = {}
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any], template: Mapping[str, Any]) -> list[int]:
         """Ids of a conversation with the beginning of the next answer. Raises RequestRefused for what the chat template
         cannot express."""
+        if tools and not self._knows_tools:
+            self._knows_tools = True  # told once
+            logger.warning("the chat template has no place for tools: the model is not told of those that agents offer")
         try:
             text = self._tokenizer.apply_chat_template(
                 [self._for_template(message) for message in messages],

@@ -45,20 +45,21 @@ class Policy:
     forward_names: frozenset[str]
 
     def logits(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, *, cache: DynamicCache | None = None, last: bool = False
+        self, ids: Tensor, mask: Tensor, positions: Tensor, *, cache: DynamicCache | None = None, columns: int = 0
     ) -> Tensor:
         """Next-token logits.
 
         `ids` and `positions` are [rows, new]; `mask` is [rows, cached + new], 1 on real tokens. The result is
-        [rows, new, vocabulary] as computed, or with `last` float32 [rows, vocabulary] of the last column.
+        [rows, new, vocabulary], or with `columns` that of so many last ones: logits cost much where a vocabulary is
+        large.
         """
-        wanted: dict[str, Any] = {"position_ids": positions, "logits_to_keep": int(last)}
+        wanted: dict[str, Any] = {"position_ids": positions, "logits_to_keep": columns}
         arguments = {name: value for name, value in wanted.items() if name in self.forward_names}
         # transformers 5.40 renames `past_key_values`.
         arguments["cache" if "cache" in self.forward_names else "past_key_values"] = cache
         with torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32):
             logits: Tensor = self.model(ids, attention_mask=mask, use_cache=cache is not None, **arguments).logits
-        return logits[:, -1].float() if last else logits
+        return logits[:, -columns:]
 
 
 def load_policy(

@@ -111,7 +111,8 @@ class Updater:
     def _logprobs(self, policy: Policy, batch: TensorBatch) -> tuple[Tensor, Tensor]:
         """Of the trained tokens: log-probabilities [M] and the logits [M, vocabulary] that gave them."""
         mask = batch.attention.long()
-        logits = batch.select(policy.logits(batch.ids, mask, (mask.cumsum(1) - 1).clamp(min=0)))
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        logits = batch.select(policy.logits(batch.ids, mask, positions, columns=batch.columns))
         return token_logprobs(logits, batch.targets, self._config.temperature), logits
 
     def _backward(self, micro: _Micro, sums: dict[str, float], updates: int | None) -> None:

@@ -127,6 +127,20 @@ def test_sampled_arguments_are_rendered_again_byte_for_byte(codec: Codec) -> Non
     assert "None" not in text
 
 
+def test_tools_that_the_template_has_no_place_for_are_told_of_once(
+    policy: Any, codec: Codec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    codec.render(HELLO, [CALCULATOR], {})
+    assert caplog.messages == []
+    monkeypatch.setattr(policy.tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")
+    plain = Codec(policy.tokenizer, policy.stop_ids)
+    for _ in range(2):
+        plain.render(HELLO, [CALCULATOR], {})
+    assert caplog.messages == [
+        "the chat template has no place for tools: the model is not told of those that agents offer"
+    ]
+
+
 def test_a_template_that_takes_parsed_arguments_gets_them(policy: Any) -> None:
     tokenizer = policy.tokenizer
     whole = tokenizer.chat_template

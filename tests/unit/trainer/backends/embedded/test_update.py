@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -197,6 +197,26 @@ def test_a_gradient_that_is_not_finite_is_an_error_and_leaves_the_weights(fresh_
     with pytest.raises(TrainerError, match="gradient of an update is not finite"):
         update(policy, [replace(rollouts[0], advantage=math.inf), *rollouts[1:]], config())
     assert torch.equal(weights(policy), before)
+
+
+@dataclass(frozen=True)
+class Counted(Policy):
+    """Notes for how many columns of how many it computed logits."""
+
+    columns: list[tuple[int, int]] = field(default_factory=list)
+
+    def logits(self, ids: Tensor, *args: Any, **named: Any) -> Tensor:
+        logits = super().logits(ids, *args, **named)
+        self.columns.append((logits.shape[1], ids.shape[1]))
+        return logits
+
+
+def test_prompts_cost_no_logits(fresh_policy: Load) -> None:
+    policy = Counted(**vars(fresh_policy()))
+    rollouts = scored_rollouts(policy.model)
+    update(policy, rollouts, config(token_budget=16))  # a row a pass
+    rows = [sample for rollout in rollouts for sample in rollout.samples.samples]
+    assert sorted(policy.columns) == sorted((row.ids.size - row.prompt_len + 1, row.ids.size) for row in rows)
 
 
 @dataclass(frozen=True)
