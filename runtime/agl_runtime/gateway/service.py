@@ -201,8 +201,7 @@ class CallService:
     def _tell(self, call: Call, refused: CallRefused) -> None:
         """The error as the harness can take it: a response, or the last event of the stream that has begun."""
         self.metrics.refused[refused.http_status] += 1
-        as_event = call.request.stream and refused.reason in call.dialect.told_in_stream
-        if call.exchange.status is None and not as_event:
+        if call.exchange.status is None:
             call.exchange.whole(refused.http_status, call.dialect.error(refused), refused.headers())
         elif not call.exchange.ended:
             events = call.events or call.dialect.stream(call.request)

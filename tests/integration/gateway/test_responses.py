@@ -94,17 +94,15 @@ async def test_a_held_stream_gets_comments_that_the_client_does_not_see(
         assert (await stream.get_final_response()).output_text == "ok"
 
 
-async def test_a_context_overflow_is_an_event_in_a_stream_and_a_status_else(
-    gateway: RunningGateway, model: FakeModelServer, client: openai.AsyncOpenAI
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_context_overflow_has_the_code_that_harnesses_look_for(
+    gateway: RunningGateway, model: FakeModelServer, client: openai.AsyncOpenAI, stream: bool
 ) -> None:
     model.script = [Answer(status=400, error=OVERFLOW)]
-    async with client.responses.stream(model="m", input="hi") as stream:
-        last: Any = [event async for event in stream][-1]
-    assert (last.type, last.response.error.code) == ("response.failed", "context_length_exceeded")
     with pytest.raises(openai.BadRequestError) as caught:
-        await client.responses.create(model="m", input="hi")
+        await client.responses.create(model="m", input="hi", stream=stream)
     assert caught.value.code == "context_length_exceeded"
-    assert [call.info.reason for call in await gateway.calls()] == ["context_overflow"] * 2
+    assert [call.info.reason for call in await gateway.calls()] == ["context_overflow"]
 
 
 async def test_a_stream_that_is_cut_fails_as_the_response_that_it_began(

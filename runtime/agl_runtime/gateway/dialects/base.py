@@ -48,12 +48,6 @@ class Dialect(Protocol):
         """What a held stream says meanwhile; harmless to every reader of this dialect."""
         ...
 
-    @property
-    def told_in_stream(self) -> frozenset[str]:
-        """Reasons of refusals that streaming harnesses understand only as an event, so that they get a stream even
-        where nothing was sent before."""
-        ...
-
     def parse(self, body: Json) -> ModelRequest:
         """Raises CallRefused with a sentence that says what to change."""
         ...

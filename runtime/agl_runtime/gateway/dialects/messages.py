@@ -20,7 +20,6 @@ class MessagesDialect:
     name = "messages"
     path = PATH
     keep_alive = event({"type": "ping"})
-    told_in_stream: frozenset[str] = frozenset()
 
     def parse(self, body: Json) -> ModelRequest:
         model, stream = body.get("model"), body.get("stream")

@@ -16,9 +16,9 @@ from pydantic_core import from_json
 
 from agl_runtime.gateway import bodies
 from agl_runtime.gateway.dialects.messages_errors import error_body
+from agl_runtime.gateway.dialects.tools import UNPARSED
 from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
 
-UNPARSED = "unparsed_arguments"  # what a call's input holds where its arguments are no JSON object
 NO_CACHE = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 _REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 _CHECKED_SHARE = 32  # arguments are looked at again when this share of them is new: at a cost that grows as they do

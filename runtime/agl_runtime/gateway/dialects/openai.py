@@ -51,7 +51,6 @@ class OpenAIDialect:
     name: str
     operation: Operation
     keep_alive = KEEP_ALIVE
-    told_in_stream: frozenset[str] = frozenset()
 
     @property
     def path(self) -> str:

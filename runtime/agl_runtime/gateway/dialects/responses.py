@@ -21,8 +21,6 @@ class ResponsesDialect:
     name = "responses"
     path = "openai/v1/responses"
     keep_alive = KEEP_ALIVE
-    # Codex compacts on this error in a stream, and gives up on a status of 400.
-    told_in_stream = frozenset({"context_overflow"})
 
     def parse(self, body: Json) -> ModelRequest:
         chat, notes = read(body)

@@ -11,7 +11,7 @@ from typing import Any
 
 from agl_runtime.gateway.dialects.openai import require
 from agl_runtime.gateway.dialects.reasoning import unseal
-from agl_runtime.gateway.dialects.tools import FREEFORM_SCHEMA, Tool, ToolNames, freeform_arguments, is_object
+from agl_runtime.gateway.dialects.tools import FREEFORM_SCHEMA, UNPARSED, Tool, ToolNames, arguments_of, is_object
 from agl_runtime.gateway.internal import CallRefused, Json
 
 _REFUSED = {
@@ -206,10 +206,11 @@ class _Conversation:
         is_custom = item["type"] == "custom_tool_call"
         arguments = _string(where, item, "input" if is_custom else "arguments")
         call_id, name = _string(where, item, "call_id"), _string(where, item, "name")
-        if not is_custom and not is_object(arguments):
+        if is_custom:
+            arguments = arguments_of("input", arguments)
+        elif not is_object(arguments := arguments if arguments.strip() else "{}"):
             self.malformed.append(call_id)
-        if is_custom or not is_object(arguments):
-            arguments = freeform_arguments(arguments)
+            arguments = arguments_of(UNPARSED, arguments)
         tool = Tool("custom" if is_custom else "function", _text(item.get("namespace")), name)
         function = {"name": self._names.shown(tool), "arguments": arguments}
         self._open().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})

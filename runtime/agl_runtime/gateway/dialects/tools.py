@@ -8,6 +8,7 @@ what it is, so that it does not depend on which tools stand beside it.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -17,6 +18,7 @@ import orjson
 
 from agl_runtime.gateway.internal import Json
 
+UNPARSED = "unparsed_arguments"  # what a call's arguments hold where they were no JSON object
 _INPUT = {"type": "string", "description": "The tool's input, as free text."}
 FREEFORM_SCHEMA: Json = {"type": "object", "properties": {"input": _INPUT}, "required": ["input"]}
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -74,9 +76,9 @@ def is_object(text: str) -> bool:
         return False
 
 
-def freeform_arguments(text: str) -> str:
-    """A freeform tool's input as the arguments of its function."""
-    return orjson.dumps({"input": text}).decode()
+def arguments_of(key: str, text: str) -> str:
+    """A call's arguments that hold one text: a freeform tool's `input`, or `UNPARSED`."""
+    return json.dumps({key: text}, ensure_ascii=False)
 
 
 def freeform_input(arguments: str) -> str:

@@ -207,9 +207,10 @@ def test_calls_of_every_kind_go_back_by_the_names_that_the_model_knows() -> None
 
 
 def test_arguments_of_the_history_that_are_no_object_are_made_one_and_named() -> None:
-    request = parse(input=[USER, call(arguments='{"a": '), output("no JSON")])
-    (made,) = request.body["messages"][1]["tool_calls"]
-    assert json.loads(made["function"]["arguments"]) == {"input": '{"a": '}
+    request = parse(input=[USER, call(arguments='{"a": '), call(arguments=" ", call_id="c2"), output("no JSON")])
+    made, empty = request.body["messages"][1]["tool_calls"]
+    assert json.loads(made["function"]["arguments"]) == {"unparsed_arguments": '{"a": '}
+    assert empty["function"]["arguments"] == "{}"
     assert request.side["malformed_calls"] == ["c1"]
 
 

@@ -13,7 +13,7 @@ from agl_runtime.gateway.dialects.tools import (
     FreeformInput,
     Tool,
     ToolNames,
-    freeform_arguments,
+    arguments_of,
     freeform_input,
     tool_of,
 )
@@ -87,7 +87,7 @@ def test_any_text_comes_back_from_its_arguments(text: str, is_ascii: bool, data:
     arguments = json.dumps({"input": text}, ensure_ascii=is_ascii)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(arguments)), max_size=5)))
     assert in_pieces(arguments, *cuts) == (text, "")
-    assert freeform_input(freeform_arguments(text)) == text
+    assert freeform_input(arguments_of("input", text)) == text
 
 
 @given(st.text('{"input\\u: dD8fcqn}', max_size=40), st.integers(0, 40))
