@@ -6,9 +6,10 @@ Ids of items are made from the response's id, so that a stream and its whole ans
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from agl_runtime.gateway.dialects.reasoning import seal
+from agl_runtime.gateway.dialects.said import SaidCall, calls_of, reasoning_of, text_of
 from agl_runtime.gateway.dialects.tools import freeform_input, is_object, tool_of
 from agl_runtime.gateway.internal import Answer, Json, ModelRequest
 
@@ -68,41 +69,6 @@ def _output(request: ModelRequest, message: Json, status: str) -> list[Json]:
     return items + calls
 
 
-def text_of(message: Json) -> str:
-    return _text(message.get("content"))
-
-
-def reasoning_of(message: Json) -> str:
-    """What model servers call `reasoning_content`, or newer ones `reasoning`."""
-    text = message.get("reasoning_content") or message.get("reasoning")
-    return _text(text)
-
-
-class SaidCall(NamedTuple):
-    """A tool call as the model server tells it, or a part of one; what is missing is empty."""
-
-    call_id: str
-    name: str
-    arguments: str
-    key: int = 0
-
-    def joined(self, part: SaidCall) -> SaidCall:
-        return SaidCall(self.call_id or part.call_id, self.name or part.name, self.arguments + part.arguments)
-
-
-def calls_of(message: Json) -> list[SaidCall]:
-    """The tool calls of a message, or their parts in a chunk's delta; `key` tells which a part belongs to."""
-    given = message.get("tool_calls")
-    return [_said(call) for call in given if isinstance(call, dict)] if isinstance(given, list) else []
-
-
-def _said(call: Json) -> SaidCall:
-    function = call.get("function")
-    function = function if isinstance(function, dict) else {}
-    key = call["index"] if isinstance(call.get("index"), int) else 0
-    return SaidCall(_text(call.get("id")), _text(function.get("name")), _text(function.get("arguments")), key)
-
-
 def text_item(response_id: str, kind: str, text: str, status: str, number: int = 1) -> Json:
     """A message or a reasoning item. `number` counts those of its kind: more than one where a model goes back."""
     suffix = response_id.removeprefix("resp_") + (f"_{number}" if number > 1 else "")
@@ -147,7 +113,3 @@ def _detail(usage: Json, side: str, name: str) -> int:
 
 def _count(value: Any, otherwise: int) -> int:
     return value if type(value) is int else otherwise
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""

@@ -12,16 +12,8 @@ from typing import Any
 
 import orjson
 
-from agl_runtime.gateway.dialects.responses_answer import (
-    CALLS,
-    TEXTS,
-    SaidCall,
-    call_item,
-    calls_of,
-    reasoning_of,
-    text_item,
-    text_of,
-)
+from agl_runtime.gateway.dialects.responses_answer import CALLS, TEXTS, call_item, text_item
+from agl_runtime.gateway.dialects.said import SaidCall, calls_of, reasoning_of, text_of
 from agl_runtime.gateway.dialects.tools import FreeformInput
 from agl_runtime.gateway.internal import HELD_CODE, Answer, CallRefused, Json, ModelRequest
 
