@@ -126,7 +126,7 @@ async def test_a_trainer_asked_to_stop_ends_in_order(tmp_path: Path, policy: Pat
             "http://127.0.0.1:1/v1",
             "model.endpoint names a server whose weights are not agl's to train",
         ),
-        ("model.path", "nowhere", r"nowhere \(model\.path\) holds no config\.json"),
+        ("model.path", "nowhere", r"There is no folder .*nowhere \(model\.path\)"),
         ("reward.function", "null", "Nothing gives rollouts a reward"),
     ],
 )
