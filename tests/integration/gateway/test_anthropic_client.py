@@ -178,9 +178,11 @@ async def test_tokens_are_counted_by_the_server_or_estimated_and_never_recorded(
     assert counted.headers["x-agl-token-count"] == "server"
     assert (await counted.parse()).input_tokens == len(encode(render([USER])))
     model.can_tokenize = False
-    guessed = await raw.count_tokens(model="m", messages=[USER], tools=[ADD])
+    source = {"type": "base64", "media_type": "image/png", "data": "A" * 4000}
+    picture: Any = {"role": "user", "content": [{"type": "image", "source": source}]}
+    guessed = await raw.count_tokens(model="m", messages=[USER, picture], tools=[ADD])
     assert guessed.headers["x-agl-token-count"] == "estimate"
-    assert 20 < (await guessed.parse()).input_tokens < 80
+    assert 20 < (await guessed.parse()).input_tokens < 120
     gateway.gateway.set_models(None)
     assert (await claude.messages.count_tokens(model="m", messages=[USER])).input_tokens > 5
     assert await gateway.calls() == []

@@ -152,7 +152,7 @@ def _shown(where: str, block: Json, left_out: list[str]) -> list[Json]:
         return _titled(block, ("title", "source")) + _parts(where, block.get("content"), left_out)
     if kind == "tool_reference":
         return [_text_part(_string(where, block, "tool_name"))]
-    if kind in ("redacted_thinking", "server_tool_use") or kind.endswith("_tool_result"):
+    if kind in ("redacted_thinking", "server_tool_use", "mcp_tool_use") or kind.endswith("_tool_result"):
         left_out.append(kind)  # another model's secrets, and what tools of the vendor's servers said
         return []
     raise CallRefused(f"{where} holds a block of the type {kind}, which cannot be shown here.", http_status=400)
@@ -207,10 +207,10 @@ def _function(where: str, tool: Json, left_out: list[str]) -> Json | None:
     """None for a tool that only the vendor's servers could run."""
     kind, schema = str(tool.get("type") or "custom"), tool.get("input_schema")
     about = {"description": tool["description"]} if isinstance(tool.get("description"), str) else {}
-    known = next((tool for prefix, tool in _CLIENT_TOOLS.items() if kind.startswith(prefix)), None)
+    known = next((found for prefix, found in _CLIENT_TOOLS.items() if kind.startswith(prefix)), None)
     if not isinstance(schema, dict) and known is not None:
         about = {"description": known[0]}
-        schema = {"type": "object", "properties": {name: {"type": kind} for name, kind in known[1].items()}}
+        schema = {"type": "object", "properties": {name: {"type": of} for name, of in known[1].items()}}
     if not isinstance(schema, dict):
         require(kind != "custom", f"{where}: `input_schema` must be an object.")
         left_out.append(f"tool {kind}")

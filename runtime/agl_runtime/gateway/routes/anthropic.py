@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -15,6 +16,7 @@ from agl_runtime.gateway.service import load
 
 # Characters of JSON that make a token, roughly; only where no model server can count.
 _CHARACTERS_A_TOKEN = 4
+_IMAGE_DATA = re.compile(r'"data:[^"]*"')
 router = APIRouter(tags=["proxy"])
 
 
@@ -50,7 +52,8 @@ async def count_tokens(rollout_id: str, request: Request, gateway: State) -> Res
     count = await gateway.upstream.count_tokens(name, rollout_id, {**prompt, "model": name})
     by = "server" if count is not None else "estimate"
     if count is None:
-        count = -(-len(json.dumps(prompt, ensure_ascii=False)) // _CHARACTERS_A_TOKEN)
+        text = _IMAGE_DATA.sub("", json.dumps(prompt, ensure_ascii=False))
+        count = -(-len(text) // _CHARACTERS_A_TOKEN)
     return JSONResponse({"input_tokens": count}, headers={"x-agl-token-count": by})
 
 

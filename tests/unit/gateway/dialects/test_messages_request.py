@@ -130,6 +130,18 @@ def test_an_assistants_thinking_text_and_calls_become_one_message() -> None:
     assert request.side["left_out"] == ["redacted_thinking"]
 
 
+def test_what_the_vendors_own_tools_did_is_left_out_by_name() -> None:
+    done = [
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}},
+        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []},
+        {"type": "mcp_tool_use", "id": "m1", "name": "x", "input": {}},
+        text("found"),
+    ]
+    request = parse(USER, {"role": "assistant", "content": done}, USER)
+    assert request.body["messages"][1] == {"role": "assistant", "content": "found"}
+    assert request.side["left_out"] == ["server_tool_use", "web_search_tool_result", "mcp_tool_use"]
+
+
 def test_calls_alone_have_no_content_as_the_model_server_gave_none() -> None:
     content = [{"type": "tool_use", "id": "c1", "name": "add", "input": {}}]
     assert shown(USER, {"role": "assistant", "content": content}, USER)[1]["content"] is None
