@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -30,7 +31,8 @@ class Prepared:
 
 
 def prepare(request: ModelRequest, mode: Mode, config: Config) -> Prepared:
-    """Force what training needs: temperature, token ids and log-probabilities. Raises CallRefused."""
+    """Force what training needs: temperature, token ids and log-probabilities; and the one name for instructions that
+    open models' templates know. Raises CallRefused."""
     changed = changed_params(request.body)
     if changed and mode == "train" and config.gateway.distribution_params == "refuse":
         raise CallRefused(
@@ -42,9 +44,17 @@ def prepare(request: ModelRequest, mode: Mode, config: Config) -> Prepared:
     body = {**request.body, "return_token_ids": True, "temperature": temperature}
     if mode == "train":
         body["logprobs"] = request.operation == "chat/completions" or _alternatives(request.body.get("logprobs"))
+    if isinstance(body.get("messages"), list):
+        body["messages"] = [_with_known_role(message) for message in body["messages"]]
     if request.stream:
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
     return Prepared(body, changed)
+
+
+def _with_known_role(message: Any) -> Any:
+    """Many templates pass over a `developer` in silence."""
+    is_developer = isinstance(message, dict) and message.get("role") == "developer"
+    return {**message, "role": "system"} if is_developer else message
 
 
 def _alternatives(asked: object) -> int:

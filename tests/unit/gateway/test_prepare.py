@@ -68,3 +68,10 @@ def test_parameters_that_change_the_distribution_are_recorded_or_refused() -> No
         prepare(chat(top_p=0.5), "train", REFUSE)
     assert caught.value.http_status == 400
     assert prepare(chat(top_p=0.5), "val", REFUSE).body["top_p"] == 0.5
+
+
+def test_instructions_of_a_developer_are_told_under_the_name_that_templates_know() -> None:
+    told = [{"role": "developer", "content": "a"}, *MESSAGES, {"role": "system", "content": "b"}]
+    request = chat(messages=told)
+    assert [message["role"] for message in sent(request)["messages"]] == ["system", "user", "system"]
+    assert request.original["messages"] == told

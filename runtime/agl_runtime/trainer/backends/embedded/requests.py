@@ -72,6 +72,7 @@ class _ChatBody(_Body):
     parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=20)
+    reasoning_effort: str | None = None  # a word for the template, as vLLM takes it
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -145,7 +146,8 @@ def _rendered(body: Any, codec: Codec, limits: Limits) -> tuple[_ChatBody, list[
         )
     tools = _tools(parsed)
     messages = [_message(index, message) for index, message in enumerate(parsed.messages)]
-    return parsed, tools, codec.render(messages, tools, parsed.chat_template_kwargs)
+    effort = {"reasoning_effort": parsed.reasoning_effort} if parsed.reasoning_effort else {}
+    return parsed, tools, codec.render(messages, tools, {**effort, **parsed.chat_template_kwargs})
 
 
 def read_completion(body: Any, codec: Codec, limits: Limits) -> Order:

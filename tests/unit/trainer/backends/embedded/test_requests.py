@@ -286,3 +286,22 @@ def test_a_prompt_that_cannot_fit_is_refused_unread(prompt: Any) -> None:
     with pytest.raises(RequestRefused) as caught:
         read_completion({"model": "policy", "prompt": prompt}, Unused(), LIMITS)
     assert caught.value.code == "context_length_exceeded"
+
+
+class Listening(Codec):
+    """A codec that keeps what its template is told."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
+    def render(self, messages: Any, tools: Any, template: Any) -> list[int]:
+        self.told.append(template)
+        return [1]
+
+
+def test_the_reasoning_effort_is_a_word_for_the_template() -> None:
+    codec = Listening()
+    chat(codec, reasoning_effort="low")
+    chat(codec, reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high"})
+    chat(codec)
+    assert codec.told == [{"reasoning_effort": "low"}, {"reasoning_effort": "high"}, {}]
