@@ -7,7 +7,7 @@ import asyncio
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -82,76 +82,126 @@ async def test_every_python_of_this_machine_can_be_forked(tmp_path: Path, python
     assert warm.stderr == cold.stderr
 
 
+class Ending(NamedTuple):
+    """A script (None: there is none), how it ends, and what it says; of standard error only the end."""
+
+    code: str | None
+    exit_code: int | None
+    signal: int | None
+    stdout: str
+    stderr: str
+
+
 ENDINGS = {
-    "code": "sys.exit(7)",
-    "sentence": "sys.exit('why not')",
-    "nothing": "sys.exit()",
-    "raised": "def inner():\n    raise ValueError('no') from OSError(3, 'so')\ninner()",
-    "syntax": "def (:",
-    "hook": "import traceback\n"
-    "sys.excepthook = lambda *it: print('hooked', it[0].__name__, len(traceback.extract_tb(it[2])))\n1/0",
-    "signal": "os.kill(os.getpid(), signal.SIGTERM)",
-    "interrupt": "os.kill(os.getpid(), signal.SIGINT)",
-    "kill": "os.kill(os.getpid(), signal.SIGKILL)",
-    "abrupt": "sys.stdout.flush(); os._exit(9)",
-    "at exit": "import atexit\natexit.register(print, 'goodbye')\nprint('buffered', end='')",
-    "thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.05), print('later'))).start()",
-    "unclosed": "file = open('made', 'w')\nfile.write('x')\nprint('begun')",
-    "kept file": "import json\njson.kept = open('made', 'w')\njson.kept.write('x')",
-    "deleted": "class Thing:\n    def __del__(self): print('gone', Thing is not None)\n"
-    "one, two = Thing(), Thing()\none.other, two.other = two, one\nthree = Thing()\nimport atexit\n"
-    "atexit.register(print, 'first')",
-    "generator": "def numbers():\n    try:\n        yield 1\n    finally:\n        print('closed')\n"
-    "it = numbers()\nnext(it)",
-    "exit in thread": "import threading\nthreading.Thread(target=sys.exit, args=(3,)).start()\nsys.exit(True)",
-    "bad hooks": "import atexit\natexit.register(lambda: 1 / 0)\natexit.register(print, 'still')",
-    "fork": "if os.fork() == 0:\n    print('child')\n    sys.exit(5)\nprint(os.WEXITSTATUS(os.wait()[1]))",
-    "closed stream": "sys.stdout.close()",
-    "full": "sys.stdout = open('/dev/full', 'w')\nprint('lost')",
-    "warning": "import warnings\nwarnings.warn('careful')\nwarnings.warn('old', DeprecationWarning)",
-    "missing": None,
-    "multiprocessing": "import multiprocessing\ndef twice(n): return 2 * n\nif __name__ == '__main__':\n"
-    "    with multiprocessing.get_context('spawn').Pool(1) as pool: print(pool.map(twice, [1, 2]))",
+    "code": Ending("sys.exit(7)", 7, None, "", ""),
+    "sentence": Ending("sys.exit('why not')", 1, None, "", "why not\n"),
+    "nothing": Ending("sys.exit()", 0, None, "", ""),
+    "raised": Ending(
+        "def inner():\n    raise ValueError('no') from OSError(3, 'so')\ninner()",
+        1,
+        None,
+        "",
+        "raise ValueError('no') from OSError(3, 'so')\nValueError: no\n",
+    ),
+    "syntax": Ending("def (:", 1, None, "", "SyntaxError: invalid syntax\n"),
+    "hook": Ending(
+        "import traceback\n"
+        "sys.excepthook = lambda *it: print('hooked', it[0].__name__, len(traceback.extract_tb(it[2])))\n1/0",
+        1,
+        None,
+        "hooked ZeroDivisionError 1\n",
+        "",
+    ),
+    "signal": Ending("os.kill(os.getpid(), signal.SIGTERM)", None, signal.SIGTERM, "", ""),
+    "interrupt": Ending("os.kill(os.getpid(), signal.SIGINT)", None, signal.SIGINT, "", "KeyboardInterrupt\n"),
+    "kill": Ending("os.kill(os.getpid(), signal.SIGKILL)", None, signal.SIGKILL, "", ""),
+    "abrupt": Ending("sys.stdout.flush(); os._exit(9)", 9, None, "", ""),
+    "at exit": Ending(
+        "import atexit\natexit.register(print, 'goodbye')\nprint('buffered', end='')", 0, None, "bufferedgoodbye\n", ""
+    ),
+    "thread": Ending(
+        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.05), print('later'))).start()",
+        0,
+        None,
+        "later\n",
+        "",
+    ),
+    "unclosed": Ending("file = open('made', 'w')\nfile.write('x')\nprint('begun')", 0, None, "begun\n", ""),
+    "kept file": Ending("import json\njson.kept = open('made', 'w')\njson.kept.write('x')", 0, None, "", ""),
+    "deleted": Ending(
+        "class Thing:\n    def __del__(self): print('gone', Thing is not None)\n"
+        "one, two = Thing(), Thing()\none.other, two.other = two, one\nthree = Thing()\nimport atexit\n"
+        "atexit.register(print, 'first')",
+        0,
+        None,
+        "first\n" + "gone True\n" * 3,
+        "",
+    ),
+    "generator": Ending(
+        "def numbers():\n    try:\n        yield 1\n    finally:\n        print('closed')\nit = numbers()\nnext(it)",
+        0,
+        None,
+        "closed\n",
+        "",
+    ),
+    "exit in thread": Ending(
+        "import threading\nthreading.Thread(target=sys.exit, args=(3,)).start()\nsys.exit(True)", 1, None, "", ""
+    ),
+    "bad hooks": Ending(
+        "import atexit\natexit.register(lambda: 1 / 0)\natexit.register(print, 'still')",
+        0,
+        None,
+        "still\n",
+        "ZeroDivisionError: division by zero\n",
+    ),
+    "fork": Ending(
+        "if os.fork() == 0:\n    print('child')\n    sys.exit(5)\nprint(os.WEXITSTATUS(os.wait()[1]))",
+        0,
+        None,
+        "child\n5\n",
+        "",
+    ),
+    "closed stream": Ending("sys.stdout.close()", 0, None, "", ""),
+    "full": Ending(
+        "sys.stdout = open('/dev/full', 'w')\nprint('lost')",
+        120,
+        None,
+        "",
+        "OSError: [Errno 28] No space left on device\n",
+    ),
+    "warning": Ending(
+        "import warnings\nwarnings.warn('careful')\nwarnings.warn('old', DeprecationWarning)",
+        0,
+        None,
+        "",
+        "DeprecationWarning: old\n  warnings.warn('old', DeprecationWarning)\n",
+    ),
+    "missing": Ending(
+        None, 2, None, "", "can't open file 'WORKSPACE/absent.py': [Errno 2] No such file or directory\n"
+    ),
+    "multiprocessing": Ending(
+        "import multiprocessing\ndef twice(n): return 2 * n\nif __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool: print(pool.map(twice, [1, 2]))",
+        0,
+        None,
+        "[2, 4]\n",
+        "",
+    ),
 }
 
 
 @each_start
 @pytest.mark.parametrize("name", ENDINGS)
 async def test_an_end_is_judged_and_told_the_same(tmp_path: Path, way: Way, name: str) -> None:
-    expected: dict[str, tuple[int | None, int | None, str, str]] = {
-        "code": (7, None, "", ""),
-        "sentence": (1, None, "", "why not\n"),
-        "nothing": (0, None, "", ""),
-        "raised": (1, None, "", "raise ValueError('no') from OSError(3, 'so')\nValueError: no\n"),
-        "syntax": (1, None, "", "SyntaxError: invalid syntax\n"),
-        "hook": (1, None, "hooked ZeroDivisionError 1\n", ""),
-        "signal": (None, signal.SIGTERM, "", ""),
-        "interrupt": (None, signal.SIGINT, "", "KeyboardInterrupt\n"),
-        "kill": (None, signal.SIGKILL, "", ""),
-        "abrupt": (9, None, "", ""),
-        "at exit": (0, None, "bufferedgoodbye\n", ""),
-        "thread": (0, None, "later\n", ""),
-        "unclosed": (0, None, "begun\n", ""),
-        "kept file": (0, None, "", ""),
-        "deleted": (0, None, "first\n" + "gone True\n" * 3, ""),
-        "generator": (0, None, "closed\n", ""),
-        "exit in thread": (1, None, "", ""),
-        "bad hooks": (0, None, "still\n", "ZeroDivisionError: division by zero\n"),
-        "fork": (0, None, "child\n5\n", ""),
-        "closed stream": (0, None, "", ""),
-        "full": (120, None, "", "OSError: [Errno 28] No space left on device\n"),
-        "warning": (0, None, "", "DeprecationWarning: old\n  warnings.warn('old', DeprecationWarning)\n"),
-        "missing": (2, None, "", "can't open file 'WORKSPACE/absent.py': [Errno 2] No such file or directory\n"),
-        "multiprocessing": (0, None, "[2, 4]\n", ""),
-    }
-    code = ENDINGS[name]
-    command = [PYTHON, "agent.py" if code is not None else "absent.py"]
-    run = await output(tmp_path, way, f"import os, signal, sys\n{code}\n", command=command)
-    exit_code, number, stdout, stderr = expected[name]
-    assert (run.exit.exit_code, run.exit.signal) == (exit_code, number), run.stderr.text
-    assert run.stdout.text == stdout
+    ending = ENDINGS[name]
+    command = [PYTHON, "agent.py" if ending.code is not None else "absent.py"]
+    run = await output(tmp_path, way, f"import os, signal, sys\n{ending.code}\n", command=command)
+    assert (run.exit.exit_code, run.exit.signal) == (ending.exit_code, ending.signal), run.stderr.text
+    assert run.stdout.text == ending.stdout
     said = run.stderr.text.replace(str(run.workspace), "WORKSPACE")
-    assert said.endswith(stderr) if stderr else said in ("", "Terminated\n", "Killed\n")  # the sandbox's shell says so
+    assert (
+        said.endswith(ending.stderr) if ending.stderr else said in ("", "Terminated\n", "Killed\n")
+    )  # the sandbox's shell says so
     assert "warm_helper" not in said
     assert said.count("Traceback") == {"raised": 1, "interrupt": 1, "bad hooks": 1}.get(name, 0)
     assert name not in ("unclosed", "kept file") or (run.workspace / "made").read_text() == "x"

@@ -47,10 +47,12 @@ async def _run(begun: part.Part) -> None:
     runner.clean_up()
     settings = settings_of(project)
     log.info("up to %d agents at once; isolation: %s", settings.limit, isolation)
+    warming = asyncio.create_task(runner.try_warm())  # while the policy is being loaded
     try:
         async with client:
             await Controller(client, runner, reward, settings).run(part.stop_event())
     finally:
+        warming.cancel()
         runner.close()
 
 

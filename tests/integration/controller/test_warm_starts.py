@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import pytest
 
 import agl_runtime
 from agl_runtime.config import Project
-from agl_runtime.controller.runners import warm
+from agl_runtime.controller.runners import warm, warm_helper
 from agl_runtime.controller.runners.base import AgentRun
 from agl_runtime.controller.runners.process import ProcessRunner
 from agl_runtime.errors import RunnerError
@@ -232,7 +233,7 @@ sys.path.insert(0, {str(Path(agl_runtime.__file__).parent.parent)!r})
 sys.path += {[path for path in sys.path if "site-packages" in path]!r}
 from functools import partial
 from pathlib import Path
-from agl_runtime.controller.runners import warm
+from agl_runtime.controller.runners import warm, warm_helper
 from agl_runtime.controller.runners.isolation import prove
 os.setgroups([]); os.setgid(65534); os.setuid(65534); os.chdir("/tmp")
 with tempfile.TemporaryDirectory() as folder:
@@ -279,3 +280,10 @@ async def test_an_agent_that_is_cancelled_while_modules_are_imported_spoils_none
         assert int((await following).stdout.text) != os.getpid()
     finally:
         runner.close()
+
+
+def test_the_helpers_file_does_nothing_when_it_is_only_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = [*sys.path]
+    importlib.reload(warm_helper)
+    assert sys.path == before

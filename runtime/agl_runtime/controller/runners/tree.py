@@ -42,8 +42,7 @@ REPORT_BYTES = 2**20  # more than a socket holds
 class Process(Protocol):
     """A started command's first process. Until it is reaped its `pid` is no other's."""
 
-    @property
-    def pid(self) -> int: ...
+    pid: int
 
     def reap(self) -> Usage:
         """Call it once, when the process has ended. Raises RunnerError where its end is not to be known."""
@@ -83,20 +82,11 @@ class Command:
 
 class _Spawned:
     def __init__(self, command: Command, streams: Sequence[int]) -> None:
-        stdin, stdout, stderr = streams
+        stdin, out, err = streams
         self._process = subprocess.Popen(
-            command.argv,
-            env=command.env,
-            cwd=command.cwd,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
+            command.argv, env=command.env, cwd=command.cwd, stdin=stdin, stdout=out, stderr=err, start_new_session=True
         )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid = self._process.pid
 
     def reap(self) -> Usage:
         _, status, used = os.wait4(self.pid, 0)

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,9 +113,8 @@ class Helper:
         folder = command.cwd if script == "-m" else (command.cwd / script).parent
         with contextlib.suppress(OSError):
             for name in os.listdir(folder):
-                if name.removesuffix(".py") in self._loaded and (
-                    name.endswith(".py") or (folder / name / "__init__.py").exists()
-                ):
+                module = name.removesuffix(".py")
+                if module in self._loaded and (module != name or (folder / name / "__init__.py").exists()):
                     return f"its {name} stands before an imported module of that name"
         return None
 
@@ -154,6 +153,7 @@ class Helper:
 
     def _ask(self, message: bytes | None, descriptors: Sequence[int] = (), timeout_s: float = ANSWER_S) -> Any:
         self._control.settimeout(timeout_s)
+        why = ""
         try:
             if message is not None:
                 socket.send_fds(self._control, [message], list(descriptors))
@@ -161,8 +161,6 @@ class Helper:
         except OSError as error:
             self._process.kill()
             answer, why = b"", f" ({error})"
-        else:
-            why = ""
         if not answer:
             code = self._process.wait()
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -170,7 +168,7 @@ class Helper:
         return json.loads(answer)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Forked:
     """Implements `tree.Process`."""
 
@@ -181,31 +179,27 @@ class Forked:
         return self.helper.reap(self.pid)
 
 
+@dataclass
 class WarmStarts:
     """The helper of a project's agents: started with the first of them, and again when it dies. `words` is their
     command and `env` what of their environment is the same for all. Close it."""
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        modules: Sequence[str],
-        env: Mapping[str, str],
-        state_dir: Path,
-        isolation: Isolation,
-    ) -> None:
-        self._modules = modules
-        self._env = {TREE_VARIABLE: f"{state_dir}:warm", **env}
-        self._folder = state_dir / FOLDER
-        self._isolation = isolation
-        self._helper: Helper | None = None
-        self._ready: asyncio.Future[None] | None = None
-        self._starts = 0
-        self._exceptions: set[str] = set()
-        self.refused: RunnerError | None = None
+    words: Sequence[str]
+    modules: Sequence[str]
+    env: Mapping[str, str]
+    state_dir: Path
+    isolation: Isolation
+    refused: RunnerError | None = None
+    _helper: Helper | None = None
+    _ready: asyncio.Future[None] | None = None
+    _starts: int = 0
+    _exceptions: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
         try:
             if not sys.platform.startswith("linux"):
                 raise RunnerError(f"A fork is unsafe on {sys.platform}.", "Leave agent.warm out here.")
-            self._python = words[: start_of_python(words)]
+            start_of_python(self.words)
         except RunnerError as error:
             self._refuse(error)
 
@@ -248,9 +242,11 @@ class WarmStarts:
         if self._starts > STARTS:
             return self._refuse(RunnerError("The helper of warm starts died again.", f"See {FOLDER}/log in .agl."))
         try:
-            self._helper = Helper(self._python, self._modules, self._env, self._folder)
+            python = self.words[: start_of_python(self.words)]
+            env = {TREE_VARIABLE: f"{self.state_dir}:warm", **self.env}
+            self._helper = Helper(python, self.modules, env, self.state_dir / FOLDER)
             self._helper.import_modules()
-            if self._isolation.wrap is not None:
+            if self.isolation.wrap is not None:
                 _prove(self._helper)
         except RunnerError as error:
             self._refuse(error)

@@ -17,11 +17,6 @@ Standard library only, Python 3.8 or newer, Linux; nothing of agl is imported.
 
 from __future__ import annotations
 
-import sys
-
-if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
-    del sys.path[0]  # this file's folder
-
 import atexit
 import builtins
 import contextlib
@@ -36,6 +31,7 @@ import runpy
 import signal
 import socket
 import struct
+import sys
 import threading
 import types
 from typing import Any, Iterable, Sequence  # noqa: UP035 - read by Python 3.8 too
@@ -44,13 +40,18 @@ MOST_BYTES = 4096
 NO_FORK = ("grpc._cython.cygrpc",)  # threads of its own that no fork gets on with
 NEWNS, NEWUSER, NEWPID = 0x20000, 0x10000000, 0x20000000
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
-MOUNT_FLAGS = {"ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21}
-MOUNT_FLAGS.update(bind=MS_BIND, rbind=MS_BIND | MS_REC)
+LIMITS = {"ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21}
+MOUNT_FLAGS = {**LIMITS, "bind": MS_BIND, "rbind": MS_BIND | MS_REC}
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 CAPABILITY_VERSION = 0x20080522
 FLUSH_FAILED = 120
 WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 ENV_FIELDS = slice(47, 49)  # of /proc/self/stat after the name: where the environment begins and ends
+
+
+def has_script_folder() -> bool:
+    """Whether this interpreter searches the folder of its script for modules."""
+    return not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
 
 
 def refusal(modules: Sequence[str]) -> str | None:
@@ -231,7 +232,7 @@ def run(argv: list[str], orig_argv: list[str]) -> int:
     if hasattr(sys, "orig_argv"):
         sys.orig_argv = orig_argv
     is_module = argv[0] == "-m"
-    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+    if has_script_folder():
         sys.path.insert(0, os.getcwd() if is_module else os.path.dirname(os.path.realpath(argv[0])))
     try:
         if is_module:
@@ -299,6 +300,8 @@ def flush(streams: Iterable[Any]) -> list[str]:
 
 
 def main() -> None:
+    if has_script_folder():
+        del sys.path[0]  # this file's folder is no place to import from
     control = socket.socket(fileno=int(sys.argv[1]))
     reason = refusal(sys.argv[2:])
     imported = frozenset(sys.modules) - {"__main__"}
