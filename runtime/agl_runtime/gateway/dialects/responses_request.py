@@ -1,8 +1,8 @@
 """A request of the Responses API as the model server's own chat completions take it. Pure.
 
 Items that one answer consists of (reasoning, message, calls) become one assistant message; every other item keeps its
-place. Tools that only their vendor could run are left out, and named in `side["left_out"]`. What cannot be expressed is
-refused with a sentence.
+place. Tools that only their vendor could run, and what no chat API knows, are left out and named in
+`side["left_out"]`. What cannot be expressed is refused with a sentence.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _REFUSED = {
 _BUILT_IN = ("local_shell", "shell", "apply_patch", "computer", "computer_use_preview")
 _PASSED: tuple[str, ...] = ("temperature", "top_p", "parallel_tool_calls", "stream", "seed", "stop", "presence_penalty")
 _PASSED += ("frequency_penalty", "top_k", "min_p", "repetition_penalty", "chat_template_kwargs")
+_UNHEARD = ("top_logprobs", "max_tool_calls", "truncation")
 _ROLES = ("user", "assistant", "system", "developer")
 _DETAILS = ("low", "high")
 _TEXTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"})
@@ -47,7 +48,12 @@ def read(body: Json) -> tuple[Json, Json]:
     talk.close()
     require(bool(talk.messages), "`input` must hold at least one message.")
     chat = {"messages": talk.messages, **_parameters(body), **_offered(body, offer, names)}
-    notes = {"left_out": offer.left_out, "unreadable_reasoning": talk.unreadable, "malformed_calls": talk.malformed}
+    unheard = [name for name in _UNHEARD if body.get(name) not in (None, 0, "disabled")]
+    notes = {
+        "left_out": offer.left_out + unheard,
+        "unreadable_reasoning": talk.unreadable,
+        "malformed_calls": talk.malformed,
+    }
     return chat, {"tools": names.way_back(), **{name: value for name, value in notes.items() if value}}
 
 
@@ -188,7 +194,8 @@ class _Conversation:
             return
         if self._turn is not None and self._turn["content"] is not None:
             self.close()
-        self._open()["content"] = content if isinstance(content, str) else _joined(content)
+        is_text = isinstance(content, list) and all(part["type"] == "text" for part in content)
+        self._open()["content"] = _joined(content) if is_text else content
 
     def _reasoning(self, where: str, item: Json) -> None:
         text = unseal(item.get("encrypted_content"))

@@ -82,7 +82,9 @@ class ResponsesStream:
     def fail(self, refused: CallRefused) -> bytes:
         own = refused.code if refused.code != HELD_CODE else None
         code = own or _CODES.get(refused.http_status, "server_error")
-        failed = {**self._head, "status": "failed", "error": {"code": code, "message": str(refused)}}
+        # Codex reads from these words how long to wait.
+        told = f"{refused} Try again in {refused.retry_after_s}s." if refused.retry_after_s else str(refused)
+        failed = {**self._head, "status": "failed", "error": {"code": code, "message": told}}
         return self._begin() + self._event("response.failed", response=failed)
 
     def _begin(self) -> bytes:

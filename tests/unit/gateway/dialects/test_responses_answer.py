@@ -273,6 +273,13 @@ def test_a_stream_that_fails_says_so_as_a_response(refused: CallRefused, code: s
     assert kinds(events(stream.fail(refused))) == ["failed"]
 
 
+def test_a_stream_that_fails_says_when_to_try_again() -> None:
+    refused = CallRefused("Held.", http_status=429, code="gateway_paused", retry_after_s=5)
+    assert events(DIALECT.stream(request()).fail(refused))[-1]["response"]["error"]["message"] == (
+        "Held. Try again in 5s."
+    )
+
+
 def test_errors_before_an_answer_have_openais_shape() -> None:
     error = DIALECT.error(CallRefused("What.", "Fix.", http_status=400, code="c"))
     assert error == {"error": {"message": "What. Fix.", "type": "invalid_request_error", "param": None, "code": "c"}}

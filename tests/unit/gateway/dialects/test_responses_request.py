@@ -157,6 +157,17 @@ def test_tools_that_nobody_here_can_run_are_left_out_and_named() -> None:
     assert set(request.body) == {"messages"}
 
 
+def test_what_no_chat_api_knows_is_left_out_and_named() -> None:
+    request = parse(top_logprobs=5, truncation="auto", max_tool_calls=None)
+    assert request.side["left_out"] == ["top_logprobs", "truncation"]
+    assert "left_out" not in parse(top_logprobs=0, truncation="disabled").side
+
+
+def test_an_image_in_what_the_assistant_said_is_not_lost() -> None:
+    (said,) = messages({"role": "assistant", "content": [IMAGE]})
+    assert said["content"] == [{"type": "image_url", "image_url": {"url": IMAGE["image_url"]}}]
+
+
 @pytest.mark.parametrize(
     ("choice", "names", "chat_choice"),
     [
