@@ -248,11 +248,12 @@ class CrashRun:
 
     def finish(self) -> dict[str, Any]:
         """Bring the run to its end in order: a graceful stop, then the few steps that end what is under way."""
-        self.until_moving()
-        process = self.keep_up()
-        process.send_signal(signal.SIGTERM)
-        if process.wait(RECOVERY_S) != 130:
-            raise RuntimeError(f"a run that was stopped ended with exit code {process.returncode}")
+        while not (self.state_dir / SUMMARY_FILE).exists():  # a trainer that still loads its policy writes none
+            self.until_moving()
+            process = self.keep_up()
+            process.send_signal(signal.SIGTERM)
+            if process.wait(RECOVERY_S) != 130:
+                raise RuntimeError(f"a run that was stopped ended with exit code {process.returncode}")
         done = json.loads((self.state_dir / SUMMARY_FILE).read_text())["steps"]
         process = self.keep_up(f"train.steps={done + ACTIVE // BATCH + 1}")
         if process.wait(RECOVERY_S) != 0:
