@@ -106,16 +106,21 @@ class Ended:
 
 
 class _Drain:
-    """Reads one stream to its end: the beginning into a file, the rest into a count."""
+    """Reads what is written to `stream` to its end: the beginning into a file, the rest into a count. Making it raises
+    OSError."""
 
-    def __init__(self, stream: int, file: Path, keep_bytes: int) -> None:
-        self._stream = stream
+    def __init__(self, file: Path, keep_bytes: int) -> None:
         self._file = file.open("w+b", buffering=0)
+        try:
+            self._stream, self.stream = os.pipe()
+        except OSError:
+            self._file.close()
+            raise
         self._room = keep_bytes
         self._size = 0
         self.error: OSError | None = None
-        os.set_blocking(stream, False)
-        asyncio.get_running_loop().add_reader(stream, self._read)
+        os.set_blocking(self._stream, False)
+        asyncio.get_running_loop().add_reader(self._stream, self._read)
 
     def _read(self) -> bool:
         """False when nothing more is there now."""
@@ -152,27 +157,26 @@ class Tree:
     def __init__(self, command: Command) -> None:
         self._command = command
         self._began = time.monotonic()
-        self._report, report_to = socket.socketpair()  # not a pipe, which the sandbox's root could open anew and read
-        null = os.open(os.devnull, os.O_RDONLY)
-        out, err = os.pipe(), os.pipe()
-        try:
-            streams = (report_to.fileno() if command.sandboxed else null, out[1], err[1])
-            self._process = (command.start or _Spawned)(command, streams)
-        except (OSError, ValueError) as error:
-            self._report.close()
-            os.close(out[0])
-            os.close(err[0])
-            what = f"{command.argv[0]} cannot be started: {error}."
-            raise RunnerError(what, "Start it by hand; long texts belong in {task_file}.") from error
-        finally:
-            report_to.close()
-            for descriptor in (null, out[1], err[1]):
-                os.close(descriptor)
+        self._drains: list[_Drain] = []
+        # All that can fail comes before the start: nothing runs that nobody ends.
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            try:
+                # Not a pipe, which the sandbox's root could open anew and read.
+                self._report, report_to = map(ours.enter_context, socket.socketpair())
+                theirs.enter_context(report_to)
+                null = theirs.enter_context(open(os.devnull, "rb"))
+                for name in ("stdout", "stderr"):
+                    self._drains.append(drain := _Drain(command.notes / name, command.keep_bytes))
+                    ours.callback(drain.close)
+                    theirs.callback(os.close, drain.stream)
+                out, err = (drain.stream for drain in self._drains)
+                stdin = report_to if command.sandboxed else null
+                self._process = (command.start or _Spawned)(command, (stdin.fileno(), out, err))
+            except (OSError, ValueError) as error:
+                what = f"{command.argv[0]} cannot be started: {error}."
+                raise RunnerError(what, "Start it by hand; long texts belong in {task_file}.") from error
+            ours.pop_all()
         self._handle = _handle(self._process.pid)
-        self._drains = [
-            _Drain(stream[0], command.notes / name, command.keep_bytes)
-            for name, stream in (("stdout", out), ("stderr", err))
-        ]
 
     async def wait(self, wake: asyncio.Event | None = None) -> bool:
         """Until the first process has ended, which sets `wake`, or until that is set elsewhere. True when it has ended;
@@ -256,8 +260,9 @@ def _handle(pid: int) -> int | None:
 
 
 def kill_marked(is_ours: Callable[[str], bool], session: int | None = None) -> None:
-    """Kill every process of the session or with a mark that `is_ours`, and what these started; repeated until none is
-    left. Blocks. Raises RunnerError when some survive."""
+    """Kill every process of the session (its leader also where it is none yet, as just after a fork) or with a mark
+    that `is_ours`, and what these started; repeated until none is left. Blocks. Raises RunnerError when some
+    survive."""
     for _ in range(KILL_ROUNDS):
         found = [process for process in psutil.process_iter() if _belongs(process, is_ours, session)]
         if not found:
@@ -272,7 +277,8 @@ def kill_marked(is_ours: Callable[[str], bool], session: int | None = None) -> N
 
 def _belongs(process: psutil.Process, is_ours: Callable[[str], bool], session: int | None) -> bool:
     try:
-        ours = os.getsid(process.pid) == session or is_ours(process.environ().get(TREE_VARIABLE, ""))
+        in_session = session in (process.pid, os.getsid(process.pid))
+        ours = in_session or is_ours(process.environ().get(TREE_VARIABLE, ""))
         return ours and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, OSError):
         return False  # gone, or another user's
