@@ -78,7 +78,7 @@ def _content(message: Raw) -> str:
 
 
 def encode(text: str) -> list[int]:
-    return list(text.encode())
+    return list(text.encode(errors="replace"))
 
 
 class FakeModelServer:

@@ -91,6 +91,13 @@ class Recorder:
         verdict = Verdict(False, "cut", ())
         await self._commit(call, self._said(call, partial), partial, verdict, http_status=499)
 
+    async def delivered(self, call_id: str) -> None:
+        """Only a note: where it fails, the harness has its answer, and goes on with its next call."""
+        try:
+            await self.store.mark_delivered(call_id)
+        except StoreError as error:
+            logger.error("call %s: that it was delivered cannot be recorded: %s", call_id, error)
+
     def _said(self, call: Call, partial: Answer) -> Json:
         return call.dialect.render(call.request, partial) if partial.choices else {}
 

@@ -81,7 +81,8 @@ class CallService:
         """The answer to a marked retry: of the call still running, or the recorded one; None where there is none."""
         stored = None
         if attempt.run_of(key) is None:
-            stored = await self.store.find_retry(attempt.rollout_id, attempt.attempt_id, key)
+            with refusing(attempt.attempt_id):
+                stored = await self.store.find_retry(attempt.rollout_id, attempt.attempt_id, key)
         running = attempt.run_of(key)
         if running is not None:
             return ExchangeResponse(running.exchange, self._reading(attempt, running.exchange, running))
@@ -108,7 +109,7 @@ class CallService:
             finally:
                 exchange.readers -= 1
                 if reading.delivered and exchange.call_id is not None:
-                    await self.store.mark_delivered(exchange.call_id)
+                    await self.recorder.delivered(exchange.call_id)
                 elif call is not None and not exchange.readers:
                     call.abandon()
 

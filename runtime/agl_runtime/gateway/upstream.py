@@ -46,9 +46,11 @@ class Reply:
     _response: aiohttp.ClientResponse
 
     async def json(self) -> Any:
-        """The whole body, however deeply nested. Raises ServerFailed when it breaks off, stays silent or is no JSON."""
+        """The whole body, however deeply nested. Raises ServerFailed when it breaks off, stays silent, is no JSON, or
+        holds half characters, which no dialect can write."""
         with _wrapped(self.model):
-            return _parse(await self._response.read())[0]
+            value, is_plain = _parse(await self._response.read())
+        return value if is_plain else _tellable(value)
 
     async def events(self) -> AsyncIterator[list[bytes]]:
         """The data of an event stream to its [DONE] or its end, as lists of what came together. Raises ServerFailed."""
@@ -185,7 +187,11 @@ def decode(data: bytes) -> Any:
     """JSON as model servers write it, with NaN and Infinity. Raises ServerFailed, also for what cannot be recorded."""
     value, is_plain = _parse(data)
     # What holds so few brackets is not nested too deeply; of a stream's events that is nearly every one.
-    if not (is_plain and data.count(b"[") + data.count(b"{") <= LEVELS) and not is_tellable(value):
+    return value if is_plain and data.count(b"[") + data.count(b"{") <= LEVELS else _tellable(value)
+
+
+def _tellable(value: Any) -> Any:
+    if not is_tellable(value):
         raise ServerFailed("The model server's answer holds what cannot be told again.", status=200)
     return value
 

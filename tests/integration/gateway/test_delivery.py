@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import httpx
 import openai
 import orjson
 import pytest
@@ -29,6 +30,10 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(20):
         while not await condition():
             await asyncio.sleep(0.01)
+
+
+async def full(*_: object) -> None:
+    raise StoreError("The disk is full.", "Free some space.")
 
 
 async def seen(model: FakeModelServer, count: int) -> None:
@@ -229,9 +234,6 @@ async def test_a_call_that_is_abandoned_before_it_runs_still_gets_its_end(
 async def test_an_answer_that_cannot_be_recorded_is_not_given_out(
     gateway: RunningGateway, model: FakeModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def full(_: object) -> None:
-        raise StoreError("The disk is full.", "Free some space.")
-
     monkeypatch.setattr(gateway.store, "commit_call", full)
     model.script = [Answer("precious")]
     for stream in (False, True):
@@ -241,3 +243,36 @@ async def test_an_answer_that_cannot_be_recorded_is_not_given_out(
         assert response.status_code == (200 if stream else 503)
     _, packed, incomplete = await gateway.store.packed_calls("r1")
     assert (packed, len(incomplete)) == ([], 2)
+
+
+async def test_a_delivery_that_cannot_be_recorded_leaves_the_connection_to_the_next_call(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(gateway.store, "mark_delivered", full)
+        assert (await gateway.http.post(url(gateway), json=BODY)).status_code == 200
+    (call,) = await gateway.calls()
+    assert (call.info.trainable, call.info.reason) == (False, "undelivered")
+    assert [record.exc_info for record in caplog.records] == [None]
+    assert "it was delivered cannot be recorded: The disk is full." in caplog.text
+
+
+async def test_a_retry_that_cannot_be_looked_up_is_refused_with_the_stores_reason(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway.store, "find_retry", full)
+    response = await gateway.http.post(url(gateway), json=BODY, headers=RETRY)
+    assert (response.status_code, response.json()["error"]["message"]) == (503, "The disk is full. Free some space.")
+
+
+async def test_a_client_that_leaves_within_its_request_is_no_fault_of_the_gateway(
+    gateway: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = httpx.URL(url(gateway))
+    _, writer = await asyncio.open_connection(address.host, address.port)
+    head = f"POST {address.path} HTTP/1.1\r\nHost: x\r\nx-api-key: {gateway.key()}\r\nContent-Length: 9\r\n\r\n"
+    writer.write(head.encode() + b"{")
+    await writer.drain()
+    writer.close()
+    await until(lambda: asyncio.sleep(0, gateway.gateway.metrics.refused[499] == 1))
+    assert caplog.records == []

@@ -69,6 +69,26 @@ async def test_a_broken_server_is_told_in_openais_shape_and_recorded(
     assert failure["message"].startswith("The model server")
 
 
+HALF_ARGUMENTS = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "\ud800"}'}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "answer"),
+    [
+        ("openai/v1/chat/completions", BODY, Answer("", reasoning="\ud800")),
+        ("openai/v1/responses", {"input": "x"}, Answer("", reasoning="\ud800")),
+        ("anthropic/v1/messages", BODY, Answer("", tool_calls=[HALF_ARGUMENTS], ids="absent")),
+    ],
+)
+async def test_an_answer_with_half_a_character_is_the_servers_fault_and_on_record_in_every_dialect(
+    gateway: RunningGateway, model: FakeModelServer, path: str, body: dict[str, Any], answer: Answer
+) -> None:
+    model.script = [answer]
+    response = await gateway.http.post(f"{gateway.base(api='')}{path}", json=body)
+    assert (response.status_code, "cannot be told again" in response.text) == (502, True)
+    assert await reasons(gateway) == ["error"]
+
+
 async def test_a_server_that_stays_away_past_the_hold_limit_is_told_and_recorded(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, config(gateway={"hold_limit_s": 0.05})) as gateway:
         await gateway.add()

@@ -8,6 +8,7 @@ from typing import cast, get_args
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agl_runtime.gateway import bodies
@@ -72,9 +73,11 @@ class ModelCalls:
 
 
 async def raw_body(request: Request) -> bytes:
-    """Raises CallRefused for one that is too large."""
+    """Raises CallRefused for one that is too large, or whose client left before it was whole."""
     try:
         return await bodies.read(request, bodies.MODEL_CALL_BYTES)
+    except ClientDisconnect as error:
+        raise CallRefused("The client left before its request was whole.", http_status=499) from error
     except bodies.TooLarge as error:
         raise CallRefused(str(error), "Send a shorter conversation.", http_status=413) from error
 
