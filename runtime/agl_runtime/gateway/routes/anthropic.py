@@ -20,7 +20,8 @@ _IMAGE_DATA = re.compile(r'"data:[^"]*"')
 router = APIRouter(tags=["proxy"])
 
 
-@router.api_route(BASE + "/anthropic/api/hello", methods=["GET", "HEAD"])
+@router.head(BASE + "/anthropic/api/hello", include_in_schema=False)
+@router.get(BASE + "/anthropic/api/hello")
 async def hello() -> dict[str, str]:
     """Needs no key: clients ask before they have one to send."""
     return {"status": "ok"}
