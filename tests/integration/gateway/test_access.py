@@ -13,13 +13,17 @@ from agl_runtime.gateway.auth import agent_key
 from fakes.model_server import FakeModelServer
 from fakes.running_gateway import ADMIN_KEY, RunningGateway, config, running_gateway
 
-OWN = {"rollout_id": "r1", "attempt_id": "0", "mode": "train", "operation": "openai/v1/chat/completions"}
+OWN = {"rollout_id": "r1", "attempt_id": "0", "mode": "train", "operation": "openai/v1/chat/completions", "name": "m"}
 BODY = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-PUBLIC = {("GET", "/healthz")}
-MODEL_CALL = ("POST", "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/{operation}")
+BASE = "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}"
+PUBLIC = {("GET", "/healthz"), ("GET", f"{BASE}/anthropic/api/hello")}
+MODEL_CALL = ("POST", BASE + "/{operation}")
 FOR_AGENTS = {
     MODEL_CALL,
-    ("GET", "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/openai/v1/models"),
+    ("GET", f"{BASE}/openai/v1/models"),
+    ("GET", f"{BASE}/anthropic/v1/models"),
+    ("GET", BASE + "/anthropic/v1/models/{name}"),
+    ("POST", f"{BASE}/anthropic/v1/messages/count_tokens"),
     ("POST", "/api/rollouts/{rollout_id}/attempt/{attempt_id}/events"),
 }
 
