@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from agl_runtime.gateway.capture import StreamAssembler, read_partial
@@ -136,6 +136,7 @@ class Attempts:
     store: Store
     policy: str
     _open: dict[tuple[str, str], Attempt] = field(default_factory=dict)
+    _closing: list[Callable[[tuple[str, str]], bool]] = field(default_factory=list)
 
     async def get(self, rollout_id: str, attempt_id: str) -> Attempt:
         """Raises NotFoundError. A closed attempt is not kept."""
@@ -149,14 +150,32 @@ class Attempts:
         for call in await self.store.calls(rollout_id, attempt_id):
             attempt.has_asked_policy |= call.info.model == self.policy
             attempt.remember(call.info.call_id, dict.fromkeys(call.side.get("tool_call_ids", ()), ""))
-        return self._open.setdefault((rollout_id, attempt_id), attempt)
+        attempt.is_closed = any(is_meant((rollout_id, attempt_id)) for is_meant in self._closing)
+        return attempt if attempt.is_closed else self._open.setdefault((rollout_id, attempt_id), attempt)
 
-    async def close(self, rollout_id: str, attempt_id: str | None = None, *, but: str | None = None) -> None:
-        """Close one attempt of a rollout, or all of them except `but`."""
-        for key, attempt in list(self._open.items()):
-            if key[0] == rollout_id and attempt_id in (None, key[1]) and key[1] != but:
+    @asynccontextmanager
+    async def closed(
+        self, rollout_id: str, attempt_id: str | None = None, *, but: str | None = None
+    ) -> AsyncIterator[None]:
+        """Close one attempt of a rollout, or all of them except `but`. Seal them within it: until it ends none of them
+        is opened again, by a call that comes late."""
+
+        def is_meant(key: tuple[str, str]) -> bool:
+            return key[0] == rollout_id and attempt_id in (None, key[1]) and key[1] != but
+
+        self._closing.append(is_meant)
+        try:
+            for attempt in [attempt for key, attempt in self._open.items() if is_meant(key)]:
                 await attempt.close()
-                self._open.pop(key, None)
+            yield
+        finally:
+            self._closing.remove(is_meant)
+            self._open = {key: attempt for key, attempt in self._open.items() if not is_meant(key)}
+
+    async def close(self, rollout_id: str, *, but: str | None = None) -> None:
+        """As `closed`, of what is sealed already."""
+        async with self.closed(rollout_id, but=but):
+            pass
 
     def all_running(self) -> list[Call]:
         return [call for attempt in self._open.values() for call in attempt.running]

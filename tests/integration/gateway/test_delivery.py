@@ -276,3 +276,38 @@ async def test_a_client_that_leaves_within_its_request_is_no_fault_of_the_gatewa
     writer.close()
     await until(lambda: asyncio.sleep(0, gateway.gateway.metrics.refused[499] == 1))
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(
+    ("slow", "method", "path", "body"),
+    [
+        ("seal", "POST", "/attempt/0/end", {"event_type": "agent_exit", "data": {}}),
+        ("patch_rollout", "PATCH", "", {"status": {"state": "failed"}}),
+        ("next_attempt", "POST", "/attempt", {"controller_id": "c", "after": "0"}),
+    ],
+)
+async def test_a_call_that_comes_while_its_attempt_is_sealed_is_refused_and_leaves_no_trace(
+    gateway: RunningGateway,
+    model: FakeModelServer,
+    monkeypatch: pytest.MonkeyPatch,
+    slow: str,
+    method: str,
+    path: str,
+    body: dict[str, Any],
+    *,
+    is_known: bool,
+) -> None:
+    await gateway.store.claim("c", 1, 60.0)
+    if is_known:
+        await gateway.http.post(url(gateway), json=BODY)
+    on_time, at_once, late = len(model.requests), getattr(gateway.store, slow), []
+
+    async def slowly(*args: Any) -> Any:
+        late.append(await gateway.http.post(url(gateway), json=BODY))
+        return await at_once(*args)
+
+    monkeypatch.setattr(gateway.store, slow, slowly)
+    assert (await gateway.http.request(method, f"/api/rollouts/r1{path}", json=body)).is_success
+    assert ([response.status_code for response in late], len(model.requests)) == ([409], on_time)
+    assert len(await gateway.store.calls("r1", "0")) == on_time

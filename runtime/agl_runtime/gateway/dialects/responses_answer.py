@@ -20,6 +20,7 @@ CALLS = {
 }
 # The parts of text items, and the stem of the events that tell them.
 TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
+MOST_TOKENS = 2**53  # that a count is taken for one
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _ALWAYS: Json = {"object": "response", "status": "in_progress", "output": [], "background": False}
 _ALWAYS |= {"truncation": "disabled", **dict.fromkeys(("error", "incomplete_details", "previous_response_id", "usage"))}
@@ -112,4 +113,4 @@ def _detail(usage: Json, side: str, name: str) -> int:
 
 
 def _count(value: Any, otherwise: int) -> int:
-    return value if type(value) is int else otherwise
+    return value if type(value) is int and 0 <= value < MOST_TOKENS else otherwise

@@ -49,16 +49,16 @@ async def renew(body: LeaseRenewal, gateway: State) -> LeaseState:
 
 @router.post("/rollouts/{rollout_id}/attempt")
 async def next_attempt(rollout_id: str, body: NextAttempt, gateway: State) -> Grant:
-    await gateway.attempts.close(rollout_id, body.after)
-    attempt_id = await gateway.store.next_attempt(rollout_id, body.controller_id, body.after)
+    async with gateway.attempts.closed(rollout_id, body.after):
+        attempt_id = await gateway.store.next_attempt(rollout_id, body.controller_id, body.after)
     return await _granted(gateway, await gateway.store.get_rollout(rollout_id), attempt_id)
 
 
 @router.post("/rollouts/{rollout_id}/attempt/{attempt_id}/seal", status_code=204)
 async def seal(rollout_id: str, attempt_id: str, gateway: State) -> None:
     """Running calls are put on record first; sealing twice is no error."""
-    await gateway.attempts.close(rollout_id, attempt_id)
-    await gateway.store.seal(rollout_id, attempt_id)
+    async with gateway.attempts.closed(rollout_id, attempt_id):
+        await gateway.store.seal(rollout_id, attempt_id)
 
 
 @router.post("/rollouts/{rollout_id}/attempt/{attempt_id}/end")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -70,9 +71,9 @@ async def patch(rollout_id: str, body: RolloutPatch, gateway: State) -> Rollout:
     if body.status is None or not body.status.model_fields_set:
         return rollout
     target = body.status.state
-    if target in TERMINAL_STATES and target in ALLOWED_TRANSITIONS[rollout.status.state]:
-        await gateway.attempts.close(rollout_id)
-    rollout = await gateway.store.patch_rollout(rollout_id, body.status)
+    is_end = target in TERMINAL_STATES and target in ALLOWED_TRANSITIONS[rollout.status.state]
+    async with gateway.attempts.closed(rollout_id) if is_end else nullcontext():
+        rollout = await gateway.store.patch_rollout(rollout_id, body.status)
     gateway.rollout_changed(rollout)
     return rollout
 
@@ -80,8 +81,8 @@ async def patch(rollout_id: str, body: RolloutPatch, gateway: State) -> Rollout:
 @router.delete("/{rollout_id}", status_code=204)
 async def delete(rollout_id: str, gateway: State) -> None:
     """With its events and calls; a missing id is no error."""
-    await gateway.attempts.close(rollout_id)
-    await gateway.store.delete_rollout(rollout_id)
+    async with gateway.attempts.closed(rollout_id):
+        await gateway.store.delete_rollout(rollout_id)
     gateway.rollouts_moved.fire()
 
 

@@ -103,6 +103,14 @@ def test_usage_keeps_the_details_that_the_model_server_tells() -> None:
     assert usage["output_tokens_details"] == {"reasoning_tokens": 0}
 
 
+def test_counts_that_no_answer_can_have_are_not_told() -> None:
+    response = whole(Answer("so"))
+    response["usage"] = {"prompt_tokens": 2**63, "completion_tokens": 2**63}
+    usage = DIALECT.render(request(), read_answer(response))["usage"]
+    assert usage["output_tokens"] == len(b"so</>")
+    assert orjson.dumps(usage)
+
+
 @pytest.mark.parametrize(
     ("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter"), ("stop", None)]
 )
