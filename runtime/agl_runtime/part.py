@@ -22,6 +22,7 @@ import json
 import os
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,7 @@ GATEWAY_FILE = "run/gateway.json"
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
 PARENT_GRACE_S = 15.0
+MOST_DESCRIPTORS = 2**16
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Part:
 
 def begin(name: str, argv: Sequence[str] | None = None, extra: argparse.ArgumentParser | None = None) -> Part:
     """Parse the arguments, load the project, read or make the admin key, set logging up. Raises ConfigError."""
+    allow_many_descriptors()
     parser = argparse.ArgumentParser(prog=f"agl_runtime.{name}", parents=[extra] if extra else [])
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE")
@@ -65,6 +68,17 @@ def begin(name: str, argv: Sequence[str] | None = None, extra: argparse.Argument
     upstream_key = project.config.model.api_key
     logs.configure(secrets=[key, upstream_key.get_secret_value() if upstream_key else ""])
     return Part(project, args, key)
+
+
+def allow_many_descriptors() -> None:
+    """Every agent takes some in the controller and in the gateway, and the usual 1024 would end at 170 agents. What
+    this process starts inherits it."""
+    if sys.platform != "win32":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError, ValueError):  # macOS allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_DESCRIPTORS)), hard))
 
 
 def stop_with_parent() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,3 +22,18 @@ def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path) -> None:
     message = rf"^{tmp_path} cannot be written: No space left on device\. Make it writable for you, with free disk"
     with pytest.raises(PreconditionError, match=message):
         admin_key(tmp_path)
+
+
+def test_a_part_may_open_as_many_files_as_hundreds_of_agents_take(tmp_path: Path) -> None:
+    (tmp_path / "agl.yaml").write_text("agent: {command: 'true'}\n")
+    code = f"""
+import resource
+from agl_runtime.part import begin
+
+files = resource.RLIMIT_NOFILE
+hard = resource.getrlimit(files)[1]
+resource.setrlimit(files, (256, hard))
+begin("x", ["--root", {str(tmp_path)!r}])
+print(resource.getrlimit(files) == (min(hard, 2**16), hard))
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
