@@ -209,6 +209,14 @@ async def test_an_agent_whose_helper_dies_is_no_failed_agent(tmp_path: Path, *, 
         runner.close()
 
 
+def test_the_end_of_an_agent_whose_helper_was_replaced_is_not_to_be_known(tmp_path: Path) -> None:
+    helper = warm.Helper([PYTHON], [], {"AGL_TREE": f"{tmp_path}:warm"}, tmp_path)
+    helper.import_modules()
+    helper.close()
+    with pytest.raises(RunnerError, match="helper of warm starts ended with signal 9"):
+        helper.reap(1)
+
+
 async def test_agents_are_ended_and_its_helper_goes_with_a_runner_that_is_closed(tmp_path: Path) -> None:
     async with running(project_of(tmp_path), "warm") as runner:
         helper = int((await run(runner)).stdout.text)

@@ -152,9 +152,9 @@ class Helper:
         self._control.close()
 
     def _ask(self, message: bytes | None, descriptors: Sequence[int] = (), timeout_s: float = ANSWER_S) -> Any:
-        self._control.settimeout(timeout_s)
         why = ""
         try:
+            self._control.settimeout(timeout_s)  # one that has closed it already says so here
             if message is not None:
                 socket.send_fds(self._control, [message], list(descriptors))
             answer = self._control.recv(ANSWER_BYTES)
