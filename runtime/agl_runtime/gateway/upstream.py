@@ -30,6 +30,7 @@ LONGEST_PAUSE_S = 8.0
 LONGEST_AWAY_PAUSE_S = 2.0
 CONNECT_TIMEOUT_S = 10.0
 COUNT_TIMEOUT_S = 10.0
+ANSWER_BYTES = 512 * 2**20  # as JSON: a million tokens with all that is told of each
 RETRIED_STATUSES = frozenset({408, 409, 429})
 OVERFLOW_CODE = "context_length_exceeded"
 DONE = b"[DONE]"
@@ -49,7 +50,7 @@ class Reply:
         """The whole body, however deeply nested. Raises ServerFailed when it breaks off, stays silent, is no JSON, or
         holds half characters, which no dialect can write."""
         with _wrapped(self.model):
-            value, is_plain = _parse(await self._response.read())
+            value, is_plain = _parse(await _read(self._response))
         return value if is_plain else _tellable(value)
 
     async def events(self) -> AsyncIterator[list[bytes]]:
@@ -154,7 +155,7 @@ class Upstream:
             if response.status < 400:
                 return response
             async with response:
-                raise _rejection(model, response, await response.read())
+                raise _rejection(model, response, await _read(response))
 
 
 @contextmanager
@@ -254,10 +255,24 @@ def _is_overflow(error: ServerFailed) -> bool:
     return error.code == OVERFLOW_CODE or any(phrase in error.message for phrase in _OVERFLOW_PHRASES)
 
 
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body. Raises ServerFailed for one without end."""
+    return b"".join([piece async for piece in _pieces(response.content)])
+
+
+async def _pieces(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    size_bytes = 0
+    async for piece in content.iter_any():
+        size_bytes += len(piece)
+        if size_bytes > ANSWER_BYTES:
+            raise ServerFailed(f"The model server's answer does not end: it told {size_bytes} bytes.", status=200)
+        yield piece
+
+
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[list[bytes]]:
     """The `data:` fields of a stream; lines may be of any length (the first holds a whole prompt's ids)."""
     rest = b""
-    async for piece in content.iter_any():
+    async for piece in _pieces(content):
         *lines, rest = (rest + piece).split(b"\n")
         if events := [line[5:].strip() for line in lines if line.startswith(b"data:")]:
             yield events

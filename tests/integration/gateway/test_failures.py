@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from agl_runtime.gateway import upstream
 from fakes.model_server import Answer, FakeModelServer
 from fakes.running_gateway import RunningGateway, config, running_gateway
 
@@ -87,6 +88,21 @@ async def test_an_answer_with_half_a_character_is_the_servers_fault_and_on_recor
     response = await gateway.http.post(f"{gateway.base(api='')}{path}", json=body)
     assert (response.status_code, "cannot be told again" in response.text) == (502, True)
     assert await reasons(gateway) == ["error"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [200, 400])
+async def test_an_answer_without_end_is_broken_off_and_recorded(
+    gateway: RunningGateway, model: FakeModelServer, monkeypatch: pytest.MonkeyPatch, status: int, stream: bool
+) -> None:
+    monkeypatch.setattr(upstream, "ANSWER_BYTES", 10_000)
+    model.script = [Answer("x" * 20_000, status=status, error={"error": "x" * 20_000})]
+    response = await post(gateway, stream=stream)
+    assert "The model server's answer does not end" in response.text
+    assert "[DONE]" not in response.text
+    assert not {"trainable", None} & {call.info.reason for call in await gateway.calls()}
+    (failure,) = await failures(gateway)
+    assert failure["http_status"] == 502
 
 
 async def test_a_server_that_stays_away_past_the_hold_limit_is_told_and_recorded(tmp_path: Path) -> None:
