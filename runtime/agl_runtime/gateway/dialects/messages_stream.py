@@ -94,14 +94,16 @@ class MessageStream:
     def end(self, answer: Answer) -> bytes:
         message = message_of(self._request, answer)
         self._begin(answer.response)
-        is_told = self._open == "tool_use"
-        if is_told:
+        told: list[Json] = []
+        if self._open == "tool_use":
             self._argue(self._rest())
+            calls = [block for block in message["content"] if block["type"] == "tool_use"]
+            told = [call for call in calls if call["id"] == self._call.call_id][:1] or calls[:1]
         self._stop()
         for block in message["content"]:
             kind = block["type"]
             if kind == "tool_use":
-                is_due, is_told = not is_told, False
+                is_due = not any(block is call for call in told)
             else:
                 block = {**block, kind: block[kind][self._said[kind] :]}
                 is_due = bool(block[kind])
@@ -139,7 +141,7 @@ class MessageStream:
         if self._open != "tool_use" and part.name:
             self._call = part
             self._start(_tool_use(part))
-        elif self._open == "tool_use" and part.key == self._call.key:
+        elif self._open == "tool_use" and part.key is not None and part.key == self._call.key:
             self._call = SaidCall(*self._call[:2], self._call.arguments + part.arguments, part.key)
         else:
             return

@@ -147,7 +147,8 @@ class ResponsesStream:
 
     def _say_call(self, part: SaidCall) -> bytes:
         """Announced once its name is known; where that never comes, `finish` tells all of it."""
-        call = self._calls.setdefault(part.key, _Call(len(self._calls)))
+        key = -1 - len(self._calls) if part.key is None else part.key
+        call = self._calls.setdefault(key, _Call(len(self._calls)))
         out, piece = b"", part.arguments
         if not call.at:
             call.said = said = call.said.joined(part)

@@ -22,19 +22,20 @@ def reasoning_of(message: Json) -> str:
 
 
 class SaidCall(NamedTuple):
-    """A tool call as the model server tells it, or a part of one; what is missing is empty."""
+    """A tool call as the model server tells it, or a part of one; what is missing is empty. Parts with one `key` are of
+    one call, and one that has None is a call of its own."""
 
     call_id: str
     name: str
     arguments: str
-    key: int = 0
+    key: int | None = 0
 
     def joined(self, part: SaidCall) -> SaidCall:
         return SaidCall(self.call_id or part.call_id, self.name or part.name, self.arguments + part.arguments)
 
 
 def calls_of(message: Json) -> list[SaidCall]:
-    """The tool calls of a message, or their parts in a chunk's delta; `key` tells which a part belongs to."""
+    """The tool calls of a message, or their parts in a chunk's delta."""
     given = message.get("tool_calls")
     return [_said(call) for call in given if isinstance(call, dict)] if isinstance(given, list) else []
 
@@ -42,5 +43,6 @@ def calls_of(message: Json) -> list[SaidCall]:
 def _said(call: Json) -> SaidCall:
     function = call.get("function")
     function = function if isinstance(function, dict) else {}
-    key = call["index"] if isinstance(call.get("index"), int) else 0
+    index = call.get("index")
+    key = index if isinstance(index, int | None) else 0
     return SaidCall(text(call.get("id")), text(function.get("name")), text(function.get("arguments")), key)

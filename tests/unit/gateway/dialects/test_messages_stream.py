@@ -181,6 +181,22 @@ def test_a_truncated_call_is_told_as_far_as_it_came() -> None:
     assert whole["content"][0]["input"] == {"unparsed_arguments": '{"command": "rm -r'}
 
 
+def test_calls_without_an_index_are_each_told_with_their_own_input() -> None:
+    pieces = [opening("c1", "now"), opening("c2", "look", arguments='{"at": "it"}')]
+    for piece in pieces:
+        del piece["index"]
+    request = asked()
+    before, after, recorded = play(DIALECT.stream(request), call_chunks(*pieces))
+    read = check_same(request, before + after, recorded)
+    assert [(block.name, block.input) for block in read.content] == [("now", {}), ("look", {"at": "it"})]
+
+
+def test_a_call_beside_one_without_a_name_is_told_once() -> None:
+    pieces = [opening("c1", ""), opening("c2", "look", index=1, arguments="{}")]
+    before, after, _ = play(DIALECT.stream(asked()), call_chunks(*pieces))
+    assert sorted(block.name for block in read_by_client(before + after).content) == ["", "look"]
+
+
 def test_what_comes_after_a_call_is_told_at_the_end() -> None:
     chunks = call_chunks(opening("c1", "f"), more("{}"))
     late = {"choices": [{"index": 0, "delta": {"content": "also", "reasoning": "late"}, "finish_reason": None}]}

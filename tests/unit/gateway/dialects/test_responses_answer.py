@@ -230,6 +230,19 @@ def test_a_call_without_a_name_is_told_at_the_end() -> None:
     assert kinds(after)[-5:] == [*told, "completed"]
 
 
+def test_calls_without_an_index_are_each_told_with_their_own_arguments() -> None:
+    stream, assembler = DIALECT.stream(request()), StreamAssembler()
+    calls = [{"id": f"c{n}", "function": {"name": "add", "arguments": f'{{"a": {n}}}'}} for n in (1, 2)]
+    chunks = [{"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]} for call in calls]
+    told = events(b"".join(stream.feed(chunk) for chunk in chunks))
+    for chunk in [*chunks, {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}]:
+        assembler.feed(chunk)
+    told += events(stream.end(read_answer(assembler.response())))
+    done = [(e["output_index"], e["arguments"]) for e in told if e["type"].endswith("arguments.done")]
+    assert done == [(0, '{"a": 1}'), (1, '{"a": 2}')]
+    assert [(e["output_index"], e["delta"]) for e in told if e["type"].endswith("arguments.delta")] == done
+
+
 def test_a_call_that_was_cut_off_is_never_completed() -> None:
     call = tool_call("add", {})
     call["function"]["arguments"] = '{"a": 1'
