@@ -111,8 +111,10 @@ class Worker:
         _give_out(jobs)
 
     def _undo(self) -> None:
-        if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
+        # On a failed disk this fails too: the next transaction cannot begin then, and it is tried again.
+        with contextlib.suppress(sqlite3.Error):
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
         self._on_undo()
 
 

@@ -197,3 +197,21 @@ async def test_a_caller_cancelled_while_it_waits_withdraws_its_job(bench: Bench)
     await busy
     assert await bench.worker.run(put(2)) == 2
     assert bench.rows() == [2]
+
+
+async def test_a_disk_that_fails_even_in_taking_back_fails_its_jobs_and_no_later_ones(bench: Bench) -> None:
+    failing = ["COMMIT", "ROLLBACK"]
+
+    def judge(action: int, what: str | None, *_: object) -> int:
+        if action != sqlite3.SQLITE_TRANSACTION or what not in failing:
+            return sqlite3.SQLITE_OK
+        failing.remove(what)
+        return sqlite3.SQLITE_DENY
+
+    bench.db.set_authorizer(judge)
+    async with asyncio.timeout(30):
+        for _ in range(2):
+            with pytest.raises(StoreError):
+                await bench.worker.run(lambda db: db.execute("INSERT INTO t VALUES ('lost')"))
+        await bench.worker.run(lambda db: db.execute("INSERT INTO t VALUES ('kept')"))
+    assert (bench.rows(), failing) == ([4], [])
