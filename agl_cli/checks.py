@@ -39,6 +39,7 @@ from agl_runtime.trainer.estimate import count_parameters
 EMBEDDED = ("torch", "transformers", "safetensors", "jinja2")
 LEAST_FREE_BYTES = 2 * 2**30
 ANSWER_S = 5.0
+SHOWN_FILES = 5
 FETCH_AGAIN = "Fetch or save the model again."
 
 
@@ -146,6 +147,13 @@ def workspace(project: Project) -> str:
                     f"agent.command names {word}, which git does not track, so no agent's workspace would hold it.",
                     f"Run `git add {word}`.",
                 )
+        forgotten = repository.forgotten() if repository and repository.tracked() else []
+        if forgotten:
+            raise Doubt(
+                f"a copy of the {len(copied)} files that git tracks, without {', '.join(forgotten[:SHOWN_FILES])}"
+                f"{' and others' if len(forgotten) > SHOWN_FILES else ''}.",
+                "Run `git add` for what the agent needs, and list the rest in .gitignore.",
+            )
         return f"a copy of the folder's {len(copied)} files"
     return {"empty": "empty", "worktree": "a git worktree"}[kind]
 

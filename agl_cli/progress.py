@@ -24,13 +24,13 @@ def row_line(row: Row, steps: int | None = None) -> str | None:
     if row.get("kind") == "validation":
         return (
             f"validation at step {row['step']}: {pass_at_1(row)}, reward {row['reward_mean']:.2f}, "
-            f"{row['rollouts']} rollouts in {row['seconds']:.0f} s"
+            f"{row['rollouts']} rollouts in {row['seconds']:.0f} s{_agents_failed(row)}"
         )
     if row.get("kind") != "step":
         return None
     head = f"step {row['step']}{f'/{steps}' if steps else ''}"
     if row.get("skipped"):
-        return f"{head}  reward {_number(row['reward_mean'], '.2f')}  skipped: {row['skipped']}"
+        return f"{head}  reward {_number(row['reward_mean'], '.2f')}  skipped: {row['skipped']}{_agents_failed(row)}"
     without = f" ({row['groups_without_spread']} without spread)" if row["groups_without_spread"] else ""
     failed = f" ({row['failed']} failed)" if row["failed"] else ""
     return "  ".join(
@@ -41,9 +41,22 @@ def row_line(row: Row, steps: int | None = None) -> str | None:
             f"{row['rollouts']} rollouts{failed}",
             f"{tokens_per_s(row):.0f} tokens/s",
             f"{_number(row['agent_cpu_s'], '.2f')} CPU s and {_number(row['agent_rss_mb'], '.0f')} MB an agent",
-            f"update {_number(row['update_s'], '.2f')} s",
+            f"update {_number(row['update_s'], '.2f')} s{_age(row)}{_agents_failed(row)}",
         )
     )
+
+
+def _age(row: Row) -> str:
+    """Of the groups of an asynchronous step; nothing where none is old."""
+    if not row.get("staleness_max") and not row.get("groups_dropped"):
+        return ""
+    dropped = f", {row['groups_dropped']} groups dropped as too stale" if row["groups_dropped"] else ""
+    return f"  staleness {row['staleness_mean']:.1f}, at most {row['staleness_max']}{dropped}"
+
+
+def _agents_failed(row: Row) -> str:
+    failed = row.get("agents_failed")
+    return f"  {failed} of {row['rollouts']} agents failed, most often: {row['agent_error']}" if failed else ""
 
 
 def tokens_per_s(row: Row) -> float:

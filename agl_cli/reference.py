@@ -71,7 +71,9 @@ JSON_KEYS: dict[str, dict[str, str]] = {
         "written": "whether anything was written",
         "files": "the files that were or would be written",
         "notes": "sentences to read",
-        "restored": "(only with --undo, alone) the files restored",
+        "restored": "(only with --undo, with the next two alone) the files as they were before",
+        "removed": "the files that were new",
+        "kept": "new files edited since, now below .agl/init/edited",
     },
     "agl run": {
         "(all keys)": "those of `agl rollouts show`",

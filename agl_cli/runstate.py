@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from agl_runtime.errors import PreconditionError
-from agl_runtime.part import writing
+from agl_runtime.part import make_state_dir, writing
 
 LOCK_NAME = "lock"
 RECORD_FILE = "run/up.json"
@@ -115,8 +115,8 @@ class RunLock:
 def private_folder(state_dir: Path, name: str) -> Path:
     """A folder in the state folder; both are for their owner only. Raises PreconditionError."""
     with writing(state_dir):
-        for folder in (state_dir, state_dir / name):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_state_dir(state_dir)
+        (state_dir / name).mkdir(mode=0o700, exist_ok=True)
     return state_dir / name
 
 

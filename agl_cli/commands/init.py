@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from agl_cli.patching import edits
 from agl_cli.scaffold import Answers, Plan, make_plan
 from agl_runtime.config import STATE_DIR
 from agl_runtime.errors import ConfigError
+from agl_runtime.part import make_state_dir
 
 
 def init(
@@ -33,7 +35,7 @@ def init(
     if not root.is_dir():
         raise ConfigError(f"{path} is not a folder.", "Name the folder of your agent.")
     if undo:
-        _report(as_json, {"restored": edits.undo(root, root / STATE_DIR)}, "Restored")
+        _show_undone(edits.undo(root, root / STATE_DIR), as_json=as_json)
         return
     plan = make_plan(root, Answers(command, tasks, val, model))
     _show(plan)
@@ -66,14 +68,25 @@ def _agreed() -> bool:
 
 def _write(root: Path, plan: Plan) -> None:
     state_dir = root / STATE_DIR
-    state_dir.mkdir(mode=0o700, exist_ok=True)
-    (state_dir / ".gitignore").write_text("*\n", encoding="utf-8")
+    make_state_dir(state_dir)
     edits.apply(root, state_dir, plan.edits)
+
+
+def _show_undone(undone: edits.Undone, *, as_json: bool) -> None:
+    if as_json:
+        output.emit_json(asdict(undone))
+        return
+    for name in undone.restored:
+        output.emit(f"Restored {name}")
+    for name in undone.removed:
+        output.emit(f"Removed {name}")
+    for name in undone.kept:
+        output.emit(f"Removed {name}; as you had edited it, it is kept as {STATE_DIR}/init/{edits.EDITED}/{name}")
 
 
 def _report(as_json: bool, data: dict[str, Any], verb: str) -> None:
     if as_json:
         output.emit_json(data)
         return
-    for name in data.get("files", data.get("restored", [])):
+    for name in data["files"]:
         output.emit(f"{verb} {name}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from agl_runtime.errors import ConfigError
 
 MANIFEST = "init/manifest.json"
+EDITED = "edited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,19 @@ def apply(root: Path, state_dir: Path, edits: Sequence[Edit]) -> None:
         target.write_bytes(edit.after)
 
 
-def undo(root: Path, state_dir: Path) -> list[str]:
-    """Restore every file that `apply` touched; returns their paths. A file that was new and has been edited since is
-    moved to `.agl/init/edited/`. Raises ConfigError, and restores nothing, when one of the user's own was changed."""
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """What became of the files, by their paths in the project. `kept` were new and edited since: they stand in
+    `.agl/init/edited/` now."""
+
+    restored: tuple[str, ...]
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def undo(root: Path, state_dir: Path) -> Undone:
+    """Restore every file that `apply` touched, and take away those that it made. Raises ConfigError, and restores
+    nothing, when one of the user's own was changed."""
     entries = _manifest(state_dir)
     if not entries:
         raise ConfigError(f"Nothing to undo: `agl init` changed no file in {root}.", "Run `agl init` first.")
@@ -89,19 +100,26 @@ def undo(root: Path, state_dir: Path) -> list[str]:
             f"Changed by hand since `agl init`: {', '.join(changed)}.",
             "Restore them with your version control, or take your changes out, and run `agl init --undo` again.",
         )
+    edited = [
+        entry.path for entry in entries if not entry.backup and _digest(root / entry.path) not in (entry.after, None)
+    ]
     for entry in entries:
         file = root / entry.path
         if entry.backup is not None:
             file.write_bytes((folder / entry.backup).read_bytes())
             (folder / entry.backup).unlink()
-        elif _digest(file) == entry.after:
-            file.unlink()
-        elif file.exists():
-            kept = folder / "edited" / entry.path
+        elif entry.path in edited:
+            kept = folder / EDITED / entry.path
             kept.parent.mkdir(parents=True, exist_ok=True)
             file.replace(kept)
+        else:
+            file.unlink(missing_ok=True)
     (state_dir / MANIFEST).unlink()
-    return [entry.path for entry in entries]
+    return Undone(
+        restored=tuple(entry.path for entry in entries if entry.backup),
+        removed=tuple(entry.path for entry in entries if not entry.backup and entry.path not in edited),
+        kept=tuple(edited),
+    )
 
 
 def _is_known(root: Path, backup: Path, entry: _Entry) -> bool:

@@ -110,6 +110,13 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def make_state_dir(state_dir: Path) -> None:
+    """For its owner alone, and out of git's sight: it holds the admin key."""
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not (state_dir / ".gitignore").exists():
+        (state_dir / ".gitignore").write_text("*\n", encoding="utf-8")
+
+
 def admin_key(state_dir: Path) -> str:
     """Read the admin key, or make it: the first of several parts that start together wins. Raises PreconditionError."""
     with writing(state_dir):
@@ -117,7 +124,7 @@ def admin_key(state_dir: Path) -> str:
 
 
 def _admin_key(state_dir: Path) -> str:
-    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_state_dir(state_dir)
     file = state_dir / KEY_FILE
     fresh = state_dir / f"{KEY_FILE}.{os.getpid()}"
     if not file.exists():

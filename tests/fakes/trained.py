@@ -43,10 +43,12 @@ def make_ended(
     calls: int = 1,
     error: str | None = None,
     cpu_s: float | None = None,
+    agent_error: str | None = None,
 ) -> Ended:
     made = [make_call(rollout_id, f"c{n}") for n in range(calls)]
     why = error or ("ended without a reward" if reward is None else None)
-    return Ended(rollout_id, reward, make_calls(rollout_id, reward, *made), why, cpu_s, 50.0 if cpu_s else None)
+    made_calls = make_calls(rollout_id, reward, *made)
+    return Ended(rollout_id, reward, made_calls, why, agent_error, cpu_s, 50.0 if cpu_s else None)
 
 
 def make_samples(

@@ -20,6 +20,9 @@ def _why(ended: Sequence[Ended], skipped: Sequence[str]) -> str:
     if all(item.error for item in ended):
         return _all_failed(ended)
     if not any(item.calls.calls for item in ended):
+        if all(item.agent_error for item in ended):
+            how = Counter(item.agent_error for item in ended).most_common(1)[0][0]
+            return f"Every agent failed before its first model call; most often it {how}. Try it with `agl run`."
         return (
             "No agent made a model call through the gateway. Check with `agl run` that the agent takes its "
             "model's address from the environment, and run `agl init` if it does not."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -109,6 +110,7 @@ def step_line(
         "rollouts": len(ended),
         "scored": len(rewards),
         "failed": len(ended) - len(rewards),
+        **agent_failures(ended),
         "groups": scores.groups,
         "groups_without_spread": scores.groups_without_spread,
         "samples": scores.totals.samples,
@@ -138,9 +140,16 @@ def validation_line(
         "version": str(version),
         **asdict(result),
         "failed": sum(item.reward is None for item in ended),
+        **agent_failures(ended),
         "seconds": round(seconds, 3),
         **agent_use(ended),
     }
+
+
+def agent_failures(ended: Sequence[Ended]) -> Line:
+    """How many agents of scored rollouts failed, and how most of them did."""
+    errors = Counter(item.agent_error for item in ended if item.reward is not None and item.agent_error)
+    return {"agents_failed": errors.total(), "agent_error": errors.most_common(1)[0][0] if errors else None}
 
 
 def agent_use(ended: Sequence[Ended]) -> Line:

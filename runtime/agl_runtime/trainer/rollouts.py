@@ -12,9 +12,9 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import orjson
 
@@ -37,6 +37,7 @@ POLL_WAIT_S = 20.0
 PAGE = 1000
 CHUNK = 100
 FETCHES = 8
+ERROR_CHARS = 200
 REWARD_LIMIT = 1e100  # sums and squares of rewards within it stay finite
 EVAL_RUN = "eval-"  # what the run id of a measurement begins with
 NO_REWARD = "ended without a reward"
@@ -89,13 +90,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A rollout that has ended. `reward` is within REWARD_LIMIT, or None with the reason in `error`; `cpu_s` and
-    `rss_mb` (MiB, the most) are what its agent used, None where the controller did not say."""
+    """A rollout that has ended. `reward` is within REWARD_LIMIT, or None with the reason in `error`; `agent_error` says
+    how the agent of a scored one failed; `cpu_s` and `rss_mb` (MiB, the most) are what it used, None where the
+    controller did not say."""
 
     rollout_id: str
     reward: float | None
     calls: RolloutCalls
     error: str | None = None
+    agent_error: str | None = None
     cpu_s: float | None = None
     rss_mb: float | None = None
 
@@ -193,7 +196,7 @@ class RolloutDesk:
             error = (await self._client.rollout(rollout_id)).rollout.status.error_message or NO_REWARD
         elif not abs(reward) <= REWARD_LIMIT:  # nor is NaN
             reward, error = None, f"its reward is {reward:g}, which is not within +-{REWARD_LIMIT:g}"
-        return Ended(rollout_id, reward, calls, error, used.get("cpu_s"), used.get("max_rss_mb"))
+        return Ended(rollout_id, reward, calls, error, agent_error(used), used.get("cpu_s"), used.get("max_rss_mb"))
 
     async def _resolve_deleted(self) -> None:
         there = {item.rollout_id for item in await self._client.rollouts(UNENDED, limit=PAGE)}
@@ -207,6 +210,17 @@ class RolloutDesk:
         future = self._waiting.get(rollout_id)
         if future is not None and not future.done():
             future.set_result(None)
+
+
+def agent_error(ending: Mapping[str, Any]) -> str | None:
+    """How an agent failed, from the data of its `agent_exit`: "ended with exit code 1: <the last line it wrote>"."""
+    if ending.get("timed_out"):
+        return "ran into its time limit"
+    if not ending.get("signal") and not ending.get("exit_code"):
+        return None
+    how = f"was ended by signal {n}" if (n := ending.get("signal")) else f"ended with exit code {ending['exit_code']}"
+    lines = str(ending.get("stderr_tail") or "").strip().splitlines()
+    return f"{how}: {lines[-1][:ERROR_CHARS]}" if lines else how
 
 
 def is_orphan(

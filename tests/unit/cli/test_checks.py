@@ -138,6 +138,18 @@ def test_a_bad_setting_is_refused(tmp_path: Path, name: str, monkeypatch: pytest
     assert what in result.stderr
 
 
+def test_files_that_no_workspace_would_hold_are_told(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "project")
+    forget("tasks.jsonl")(root)
+    for name in ("helper.py", "ignored.py"):
+        (root / name).touch()
+    (root / ".gitignore").write_text("ignored.py\ntasks.jsonl\n", encoding="utf-8")
+    with pytest.raises(checks.Doubt, match=r"without \.gitignore, helper\.py\. Run `git add`"):
+        checks.workspace(open_project(root))
+    subprocess.run(["git", "-C", root, "add", "."], check=True)
+    assert checks.workspace(open_project(root)).startswith("a copy of the folder's ")
+
+
 @pytest.mark.parametrize(("file", "code"), [("val.jsonl", 0), ("null", 2)])
 def test_only_a_measurement_needs_validation_tasks(tmp_path: Path, file: str, code: int) -> None:
     project = open_project(make_project(tmp_path / "project"), [f"data.val={file}"])

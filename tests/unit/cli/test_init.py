@@ -78,7 +78,7 @@ def test_undo_restores_every_byte(root: Path) -> None:
     before = files(root)
     agl(root, "--yes")
     result = agl(root, "--undo")
-    assert result.stdout.splitlines() == ["Restored agent.py", "Restored agl.yaml", "Restored reward.py"]
+    assert result.stdout.splitlines() == ["Restored agent.py", "Removed agl.yaml", "Removed reward.py"]
     assert files(root) == before
 
 

@@ -30,6 +30,18 @@ def test_a_step_tells_reward_groups_speed_and_what_agents_and_update_cost() -> N
     )
 
 
+def test_a_step_tells_how_old_its_groups_were_and_which_came_too_late() -> None:
+    row = STEP | {"staleness_mean": 1.25, "staleness_max": 3, "groups_dropped": 2}
+    assert str(row_line(row)).endswith("update 1.93 s  staleness 1.2, at most 3, 2 groups dropped as too stale")
+
+
+@pytest.mark.parametrize("row", [STEP, STEP | {"skipped": "no spread"}, VALIDATION])
+def test_agents_that_failed_are_told(row: dict[str, Any]) -> None:
+    failed = row | {"agents_failed": 90, "agent_error": "ended with exit code 1: KeyError: 'x'"}
+    told = "  90 of 128 agents failed, most often: ended with exit code 1: KeyError: 'x'"
+    assert row_line(failed) == f"{row_line(row)}{told}"
+
+
 def test_what_was_not_measured_is_a_dash() -> None:
     line = row_line(STEP | {"reward_mean": None, "reward_std": None, "agent_cpu_s": None, "agent_rss_mb": None})
     assert "reward - ± -" in str(line)

@@ -14,6 +14,7 @@ from agl_runtime.part import KEY_FILE, admin_key
 def test_the_key_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
     made = admin_key(tmp_path / ".agl")
     assert admin_key(tmp_path / ".agl") == made
+    assert (tmp_path / ".agl/.gitignore").read_text() == "*\n", "git never sees the key"
     assert (tmp_path / ".agl" / KEY_FILE).stat().st_mode & 0o777 == 0o600
 
 

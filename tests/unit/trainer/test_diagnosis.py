@@ -15,6 +15,10 @@ CASES = [
     ([make_ended(reward=0.3)] * 4, "Every reward is 0.3: .* reward function is constant"),
     ([make_ended(reward=0.0, calls=0)] * 4, "No agent made a model call through the gateway.*agl init"),
     (
+        [make_ended(reward=0.0, calls=0, agent_error="ran into its time limit")] * 4,
+        "Every agent failed before its first model call; most often it ran into its time limit. Try it with `agl run`.",
+    ),
+    (
         [make_ended(reward=None, error="python3 is not there.")] * 3 + [make_ended(reward=None)],
         "Every rollout failed, most often because: python3 is not there. Look at `agl logs",
     ),

@@ -13,11 +13,13 @@ from agl_runtime.trainer.metrics import (
     MetricsLog,
     Outcome,
     Times,
+    agent_failures,
     step_line,
     summary,
     validation_line,
     write_summary,
 )
+from agl_runtime.trainer.rollouts import agent_error
 from agl_runtime.trainer.scoring import Candidate, score
 from fakes.trained import make_ended, make_samples
 
@@ -52,6 +54,26 @@ def test_a_step_says_what_was_sampled_scored_and_learnt() -> None:
     assert (line["tis_weight"], line["tis_capped"]) == (1.1, 0.0)
     assert (line["agent_cpu_s"], line["agent_rss_mb"], line["agent_cpu_s_total"]) == (0.5, 50.0, 1.5)
     assert line["skipped"] is None
+
+
+def test_agents_that_failed_are_counted_with_what_most_of_them_said() -> None:
+    errors = ["ended with exit code 1: KeyError", None, "ran into its time limit", "ended with exit code 1: KeyError"]
+    ended = [make_ended(agent_error=error) for error in errors] + [make_ended(reward=None, agent_error="lost")]
+    assert agent_failures(ended) == {"agents_failed": 3, "agent_error": "ended with exit code 1: KeyError"}
+
+
+@pytest.mark.parametrize(
+    ("ending", "error"),
+    [
+        ({}, None),
+        ({"exit_code": 0, "stderr_tail": "a warning"}, None),
+        ({"exit_code": 2, "stderr_tail": "Traceback\n  x\nKeyError: 'a'\n"}, "ended with exit code 2: KeyError: 'a'"),
+        ({"exit_code": None, "signal": 9, "stderr_tail": ""}, "was ended by signal 9"),
+        ({"timed_out": True, "signal": 9, "stderr_tail": "x"}, "ran into its time limit"),
+    ],
+)
+def test_how_an_agent_failed_is_read_from_its_exit(ending: dict, error: str | None) -> None:
+    assert agent_error(ending) == error
 
 
 def test_a_step_whose_rollouts_all_failed_has_finite_figures_or_none_and_its_reason() -> None:

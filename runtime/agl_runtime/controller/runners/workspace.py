@@ -72,6 +72,11 @@ class Repository:
         listed = _git(self.project, "ls-files", "-z", "--recurse-submodules").split("\0")
         return [name for name in listed if name and Path(name).parts[0] != STATE_DIR]
 
+    def forgotten(self) -> list[str]:
+        """Files that git neither tracks nor ignores."""
+        listed = _git(self.project, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
+        return [name for name in listed if name and Path(name).parts[0] != STATE_DIR]
+
     def add_worktree(self, target: Path) -> Path:
         """Check HEAD out into `target`; returns the project's folder in it."""
         _git(self.project, "worktree", "add", "--quiet", "--force", "--detach", str(target), "HEAD")

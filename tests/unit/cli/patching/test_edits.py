@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agl_cli.patching.edits import Edit, apply, diff, undo
+from agl_cli.patching.edits import Edit, Undone, apply, diff, undo
 from agl_runtime.errors import ConfigError
 
 BEFORE = b"a = 1\r\nkey = 'sk-1'\xff"
@@ -22,7 +22,7 @@ def root(tmp_path: Path) -> Path:
 def test_undo_restores_every_byte_and_removes_what_was_new(root: Path) -> None:
     apply(root, root / ".agl", EDITS)
     assert (root / "src/a.py").read_bytes() == b"a = 2\n"
-    assert undo(root, root / ".agl") == ["src/a.py", "agl.yaml"]
+    assert undo(root, root / ".agl") == Undone(("src/a.py",), ("agl.yaml",), ())
     assert (root / "src/a.py").read_bytes() == BEFORE
     assert not (root / "agl.yaml").exists()
 
@@ -53,7 +53,7 @@ def test_undo_takes_a_file_that_was_restored_by_other_means(root: Path) -> None:
 def test_undo_keeps_what_was_edited_in_a_new_file_out_of_the_way(root: Path) -> None:
     apply(root, root / ".agl", EDITS)
     (root / "agl.yaml").write_bytes(b"mine\n")
-    undo(root, root / ".agl")
+    assert undo(root, root / ".agl") == Undone(("src/a.py",), (), ("agl.yaml",))
     assert not (root / "agl.yaml").exists()
     assert (root / ".agl/init/edited/agl.yaml").read_bytes() == b"mine\n"
 

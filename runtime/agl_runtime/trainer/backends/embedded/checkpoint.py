@@ -54,9 +54,10 @@ def save_checkpoint(
         partial.rename(folder)
         _flush(folder.parent)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        free_mib = shutil.disk_usage(folder.parent).free / 2**20  # torch says nothing of a full disk
         shutil.rmtree(partial, ignore_errors=True)
         raise TrainerError(
-            f"The checkpoint {folder} cannot be written: {error}.",
+            f"The checkpoint {folder} cannot be written, with {free_mib:,.0f} MiB free there: {error}.",
             "Correct that, then resume from the last checkpoint.",
         ) from error
 
