@@ -155,7 +155,7 @@ def as_json(item: Recorded) -> dict[str, Any]:
             for sample in item.samples.samples
         ],
         "report": asdict(report),
-        "conversations": [conversation(item.requests[leaf]) for leaf in item.leaves],
+        "conversations": [conversation(item.requests[leaf])["messages"] for leaf in item.leaves],
     }
 
 
@@ -173,13 +173,16 @@ def _call(call: Call, request: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def conversation(request: Mapping[str, Any]) -> list[Message]:
-    """The messages that led to a call, and its answer."""
-    asked = request["request"]
-    messages = list(asked.get("messages") or [{"role": "prompt", "content": asked.get("prompt", "")}])
-    choice = ((request.get("response") or {}).get("choices") or [{}])[0]
-    answer = choice.get("message") or {"role": "assistant", "content": choice.get("text", "")}
-    return [*messages, {key: value for key, value in answer.items() if value is not None}]
+def conversation(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A call with its answer as a chat body, whatever the harness spoke: its `messages`, in the roles under which the
+    model got them, and `tools` where there were some."""
+    from agl_runtime.gateway.dialects import all_dialects  # with it comes the web framework, which is slow to load
+    from agl_runtime.gateway.prepare import with_known_role
+
+    (dialect,) = (each for each in all_dialects().values() if each.name == request["dialect"])
+    chat = dialect.conversation(request["request"], request["response"])
+    messages = [with_known_role(message) for message in chat["messages"]]
+    return {"messages": messages} | ({"tools": chat["tools"]} if chat.get("tools") else {})
 
 
 def raw_row(item: Recorded) -> dict[str, Any]:
@@ -193,11 +196,9 @@ def raw_row(item: Recorded) -> dict[str, Any]:
 
 
 def sft_rows(item: Recorded) -> Iterator[dict[str, Any]]:
-    """Each conversation of a rollout as a row of supervised data: `messages`, and `tools` where there were some."""
-    for leaf in item.leaves:
-        request = item.requests[leaf]
-        tools = request["request"].get("tools")
-        yield {"messages": conversation(request)} | ({"tools": tools} if tools else {})
+    """A row of supervised data for each conversation of a rollout that ends in an answer."""
+    rows = (conversation(item.requests[leaf]) for leaf in item.leaves)
+    return (row for row in rows if row["messages"][-1].get("role") == "assistant")
 
 
 def message_lines(message: Message) -> Iterator[str]:

@@ -99,16 +99,22 @@ def export(
         Format, typer.Option("--format", help="raw: whole rollouts with events and calls; sft: conversations.")
     ] = Format.RAW,
     state: States = None,
-    mode: OfMode = None,
+    mode: Annotated[
+        Mode | None,
+        typer.Option("--mode", help="Only training or only validation rollouts; train for sft unless given."),
+    ] = None,
     step: OfStep = None,
     least_reward: Annotated[
         float | None, typer.Option("--min-reward", help="Only with at least this reward; 1 for sft unless given.")
     ] = None,
     to: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of stdout.")] = None,
 ) -> None:
-    """Write recorded rollouts as JSON Lines: everything, or as supervised data the conversations that went well."""
+    """Write recorded rollouts as JSON Lines: everything, or as supervised data the conversations that went well, in
+    chat form whatever API the agent spoke."""
     opened = open_project(project)
-    least = 1.0 if least_reward is None and form is Format.SFT else least_reward
+    if form is Format.SFT:
+        mode = mode or Mode.TRAIN  # held-out tasks are to be measured on
+        least_reward = 1.0 if least_reward is None else least_reward
 
     async def write() -> int:
         count = 0
@@ -117,7 +123,7 @@ def export(
                 for item in await recorded.find(client, _filter(state, mode, step), 0):
                     whole = await recorded.fetch(client, item.rollout_id, opened)
                     reward = whole.calls.reward
-                    if least is not None and (reward is None or reward < least):
+                    if least_reward is not None and (reward is None or reward < least_reward):
                         continue
                     for row in recorded.sft_rows(whole) if form is Format.SFT else [recorded.raw_row(whole)]:
                         output.emit_json_line(row, file)

@@ -64,6 +64,7 @@ def _event(stored: StoredCall, call: Call) -> Event:
         "usage": stored.usage or None,
         "finish_reason": info.finish_reason,
         "call_id": info.call_id,
+        "dialect": info.dialect,
         "trainable": info.trainable,
         "reason": info.reason,
     }

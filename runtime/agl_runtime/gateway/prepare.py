@@ -45,13 +45,13 @@ def prepare(request: ModelRequest, mode: Mode, config: Config) -> Prepared:
     if mode == "train":
         body["logprobs"] = request.operation == "chat/completions" or _alternatives(request.body.get("logprobs"))
     if isinstance(body.get("messages"), list):
-        body["messages"] = [_with_known_role(message) for message in body["messages"]]
+        body["messages"] = [with_known_role(message) for message in body["messages"]]
     if request.stream:
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
     return Prepared(body, changed)
 
 
-def _with_known_role(message: Any) -> Any:
+def with_known_role(message: Any) -> Any:
     """Many templates pass over a `developer` in silence."""
     is_developer = isinstance(message, dict) and message.get("role") == "developer"
     return {**message, "role": "system"} if is_developer else message

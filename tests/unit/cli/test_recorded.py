@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agl_cli.recorded import Filter, Recorded, as_json, conversation, message_lines, raw_row, sft_rows
+import pytest
+
+from agl_cli.recorded import Filter, Recorded, as_json, message_lines, raw_row, sft_rows
 from agl_cli.reference import JSON_KEYS
 from agl_runtime.samples.build import build_samples
 from agl_runtime.samples.types import Limits
@@ -33,7 +35,8 @@ def event(event_type: str, **data: Any) -> Event:
 
 def request(call_id: str, messages: list[Any], answer: dict[str, Any], **body: Any) -> Event:
     response = {"choices": [{"message": answer}]}
-    return event("model_request", call_id=call_id, request={"messages": messages, **body}, response=response)
+    asked = {"messages": messages, **body}
+    return event("model_request", call_id=call_id, dialect="chat", request=asked, response=response)
 
 
 def recorded(*events: Event, reasons: tuple[str | None, ...] = (None,), reward: float | None = 1.0) -> Recorded:
@@ -85,8 +88,7 @@ def test_a_rollout_without_calls_has_no_conversation() -> None:
 def test_supervised_rows_hold_messages_and_tools() -> None:
     item = recorded(request("c0", [ASKED], CALLED, tools=[TOOL]))
     (row,) = sft_rows(item)
-    answer = {"role": "assistant", "tool_calls": CALLED["tool_calls"]}
-    assert row == {"messages": [ASKED, answer], "tools": [TOOL]}
+    assert row == {"messages": [ASKED, CALLED], "tools": [TOOL]}
 
 
 def test_raw_rows_hold_everything_of_the_last_attempt() -> None:
@@ -96,8 +98,48 @@ def test_raw_rows_hold_everything_of_the_last_attempt() -> None:
 
 
 def test_a_completion_is_a_conversation_too() -> None:
-    asked = {"request": {"prompt": "Once"}, "response": {"choices": [{"text": " upon"}]}}
-    assert conversation(asked) == [{"role": "prompt", "content": "Once"}, {"role": "assistant", "content": " upon"}]
+    response = {"choices": [{"text": " upon"}]}
+    call = event("model_request", call_id="c0", dialect="completions", request={"prompt": "Once"}, response=response)
+    (found,) = as_json(recorded(call))["conversations"]
+    assert found == [{"role": "prompt", "content": "Once"}, {"role": "assistant", "content": " upon"}]
+
+
+RESPONSES = event(
+    "model_request",
+    call_id="c0",
+    dialect="responses",
+    request={"input": "2+2?", "tools": [{"type": "function", "name": "calculator"}]},
+    response={"output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "4"}]}]},
+)
+MESSAGES = event(
+    "model_request",
+    call_id="c0",
+    dialect="messages",
+    request={"messages": [ASKED], "tools": [{"name": "calculator", "input_schema": {}}]},
+    response={"content": [{"type": "text", "text": "4"}]},
+)
+
+
+@pytest.mark.parametrize("call", [RESPONSES, MESSAGES])
+def test_conversations_are_told_and_exported_as_chat_whatever_the_harness_spoke(call: Event) -> None:
+    item, expected = recorded(call), [ASKED, {"role": "assistant", "content": "4"}]
+    assert as_json(item)["conversations"] == [expected]
+    (row,) = sft_rows(item)
+    assert row["messages"] == expected
+    assert [(tool["type"], tool["function"]["name"]) for tool in row["tools"]] == [("function", "calculator")]
+
+
+def test_instructions_have_the_role_under_which_the_model_got_them() -> None:
+    item = recorded(request("c0", [{"role": "developer", "content": "Be brief."}, ASKED], CALLED))
+    (found,) = as_json(item)["conversations"]
+    assert found[0] == {"role": "system", "content": "Be brief."}
+
+
+def test_a_call_without_an_answer_is_shown_and_no_supervised_row() -> None:
+    failed = event("model_request", call_id="c0", dialect="chat", request={"messages": [ASKED]}, response={"error": {}})
+    item = recorded(failed, reasons=("error",))
+    assert as_json(item)["conversations"] == [[ASKED]]
+    assert list(sft_rows(item)) == []
 
 
 def test_messages_are_read_as_text_and_calls() -> None:

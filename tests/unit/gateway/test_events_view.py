@@ -48,6 +48,7 @@ def test_a_call_is_shown_as_a_model_request_with_its_tokens() -> None:
     data = shown.data
     assert data["server"] == {"model": "policy", "endpoint": "http://m/v1", "version": 7}
     assert (data["http_status"], data["status"], data["retry_count"]) == (200, "ok", 1)
+    assert (data["call_id"], data["dialect"]) == ("c1", "chat")
     assert data["response"]["prompt_token_ids"] == [1, 2]
     choice = data["response"]["choices"][0]
     assert choice["token_ids"] == [3, 4]

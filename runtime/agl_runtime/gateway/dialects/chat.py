@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agl_runtime.gateway.dialects.openai import OpenAIDialect, common, is_objects, require
+from agl_runtime.gateway.dialects.openai import OpenAIDialect, common, first_choice, is_objects, require
 from agl_runtime.gateway.internal import Json, ModelRequest, Operation
 
 
@@ -15,6 +15,11 @@ class ChatDialect(OpenAIDialect):
         require(bool(messages) and is_objects(messages), "`messages` must be a list of at least one message object.")
         require(tools is None or is_objects(tools), "`tools` must be a list of objects.")
         return ModelRequest(dialect=self.name, operation=self.operation, **common(body))
+
+    def conversation(self, request: Json, response: Json) -> Json:
+        message = first_choice(response).get("message") or {}
+        answer = {key: value for key, value in message.items() if value is not None or key == "content"}
+        return {**request, "messages": [*request["messages"], *([answer] if answer else [])]}
 
     def replayed(self, choice: Json) -> Json:
         rest = {key: value for key, value in choice.items() if key != "message"}

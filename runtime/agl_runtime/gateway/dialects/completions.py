@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agl_runtime.gateway.dialects.openai import OpenAIDialect, common, require
+from agl_runtime.gateway.dialects.openai import OpenAIDialect, common, first_choice, require
 from agl_runtime.gateway.internal import Json, ModelRequest, Operation
 
 
@@ -14,3 +14,8 @@ class CompletionsDialect(OpenAIDialect):
         prompt = body.get("prompt")
         require(isinstance(prompt, str | list) and bool(prompt), "`prompt` must be a text or a list.")
         return ModelRequest(dialect=self.name, operation=self.operation, **common(body))
+
+    def conversation(self, request: Json, response: Json) -> Json:
+        text = first_choice(response).get("text")
+        answer = [] if text is None else [{"role": "assistant", "content": text}]
+        return {"messages": [{"role": "prompt", "content": request["prompt"]}, *answer]}

@@ -47,3 +47,7 @@ class MessagesDialect:
 
     def error(self, refused: CallRefused) -> Json:
         return error_body(refused)
+
+    def conversation(self, request: Json, response: Json) -> Json:
+        answer = [{"role": "assistant", "content": response["content"]}] if "content" in response else []
+        return read_body({**request, "messages": [*request["messages"], *answer]})[0]

@@ -130,6 +130,12 @@ def common(body: Json) -> Mapping[str, Any]:
     }
 
 
+def first_choice(response: Json) -> Json:
+    """Empty where a recorded answer has none."""
+    choices: list[Json] = response.get("choices") or [{}]
+    return choices[0]
+
+
 def require(holds: bool, sentence: str) -> None:
     if not holds:
         raise CallRefused(sentence, http_status=400)

@@ -12,7 +12,7 @@ import time
 
 from agl_runtime.gateway.dialects.openai import KEEP_ALIVE, common, error_body
 from agl_runtime.gateway.dialects.responses_answer import head, whole
-from agl_runtime.gateway.dialects.responses_request import read
+from agl_runtime.gateway.dialects.responses_request import items_of, read
 from agl_runtime.gateway.dialects.responses_stream import ResponsesStream
 from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
 
@@ -40,3 +40,6 @@ class ResponsesDialect:
 
     def error(self, refused: CallRefused) -> Json:
         return error_body(refused)
+
+    def conversation(self, request: Json, response: Json) -> Json:
+        return read({**request, "input": [*items_of(request), *response.get("output", [])]})[0]

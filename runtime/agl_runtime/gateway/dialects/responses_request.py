@@ -34,8 +34,7 @@ def read(body: Json) -> tuple[Json, Json]:
     """The chat body, and what of the request goes on record as side-state. Raises CallRefused."""
     for name, sentence in _REFUSED.items():
         require(not body.get(name), sentence)
-    given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else _objects("input", given)
+    items = items_of(body)
     offering = [body, *(item for item in items if item.get("type") == "additional_tools")]
     offer = _Offer([tool for holder in offering for tool in _objects("tools", holder.get("tools"))])
     names = ToolNames(offer.tools)
@@ -55,6 +54,11 @@ def read(body: Json) -> tuple[Json, Json]:
         "malformed_calls": talk.malformed,
     }
     return chat, {"tools": names.way_back(), **{name: value for name, value in notes.items() if value}}
+
+
+def items_of(body: Json) -> list[Json]:
+    given = body.get("input")
+    return [{"role": "user", "content": given}] if isinstance(given, str) else _objects("input", given)
 
 
 def _objects(name: str, given: Any) -> list[Json]:
