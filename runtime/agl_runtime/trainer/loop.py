@@ -210,7 +210,10 @@ class TrainingLoop:
         began = time.monotonic()
         folder = state.checkpoint_folder(self._at.project.state_dir, at.version)
         saved = state.SavedState.of(self._at.run.run_id, self._at.run_epoch, at, self._consumed, self._line)
-        await self._policy.save(folder, saved.model_dump(mode="json"))
+        if at.version == at.saved:
+            saved = state.note_steps(folder, saved)
+        else:
+            await self._policy.save(folder, saved.model_dump(mode="json"))
         self._write_line(save_s=round(time.monotonic() - began, 4))
         await self._client.record_checkpoint(saved.record(folder))
         self._consumed = []

@@ -2,7 +2,8 @@
 
 A rollout's id is a function of what decides its outcome's distribution (run, weights, place in the data's order, task,
 recipe) and its index. So whoever enqueues the same work again, after whatever crash, finds the rollouts that exist
-already; and work that changed in between (other weights, another agent command) never meets old results.
+already; and work that changed in between (other weights, another agent command) never meets old results. Nor does it
+meet what a trainer ended because nobody needed it: if somebody does after all, that is enqueued anew under another id.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -41,6 +43,7 @@ ERROR_CHARS = 200
 REWARD_LIMIT = 1e100  # sums and squares of rewards within it stay finite
 EVAL_RUN = "eval-"  # what the run id of a measurement begins with
 NO_REWARD = "ended without a reward"
+NOT_NEEDED = "The trainer no longer needs it."
 DELETED = "deleted from the store before the trainer had read it"
 UNENDED = (RolloutState.QUEUING, RolloutState.RUNNING)
 
@@ -128,6 +131,7 @@ class RolloutDesk:
         self._after = 0
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._stored: set[str] = set()
+        self._anew: dict[str, str] = {}
         self._fetches = asyncio.Semaphore(FETCHES)
 
     async def open(self) -> None:
@@ -148,16 +152,35 @@ class RolloutDesk:
                 looked_at = time.monotonic()
 
     async def enqueue(self, work: Sequence[Work]) -> None:
-        """In the order given; rollouts that exist already are left as they are."""
+        """In the order given; rollouts that exist already are left as they are, but for those that `end` ended."""
         creates = [create for item in work for create in item.creates(self._timeout_s)]
         for start in range(0, len(creates), CHUNK):
-            chunk = creates[start : start + CHUNK]
-            for create in chunk:
-                self._waiting.setdefault(str(create.rollout_id), asyncio.get_running_loop().create_future())
-            for rollout in await self._client.add_rollouts(chunk):
-                self._stored.add(rollout.rollout_id)
-                if rollout.status.state in TERMINAL_STATES:
-                    self._resolve(rollout.rollout_id)
+            chunk = {str(create.rollout_id): create for create in creates[start : start + CHUNK]}
+            for turn in itertools.count(1):
+                unneeded = await self._add(chunk.values())
+                chunk = {
+                    name: create.model_copy(update={"rollout_id": f"{name}-{turn}"})
+                    for name, create in chunk.items()
+                    if create.rollout_id in unneeded
+                }
+                if not chunk:
+                    break
+                self._anew |= {name: str(create.rollout_id) for name, create in chunk.items()}
+
+    async def _add(self, creates: Collection[RolloutCreate]) -> set[str]:
+        """Ids of those that a trainer ended before; they are not waited for."""
+        unneeded = set()
+        for create in creates:
+            self._waiting.setdefault(str(create.rollout_id), asyncio.get_running_loop().create_future())
+        for rollout in await self._client.add_rollouts(list(creates)):
+            if rollout.status.error_message == NOT_NEEDED:
+                unneeded.add(rollout.rollout_id)
+                del self._waiting[rollout.rollout_id]
+                continue
+            self._stored.add(rollout.rollout_id)
+            if rollout.status.state in TERMINAL_STATES:
+                self._resolve(rollout.rollout_id)
+        return unneeded
 
     async def results(self, work: Work, progress: Callable[[Ended], None] | None = None) -> list[Ended]:
         """Wait for every rollout of work that was enqueued, each fetched as soon as it has ended."""
@@ -170,11 +193,12 @@ class RolloutDesk:
 
     async def end(self, rollout_ids: Iterable[str]) -> None:
         """Of rollouts that nobody needs any more, end those that have not ended."""
-        for rollout_id in rollout_ids:
+        for name in rollout_ids:
             with contextlib.suppress(ConflictError, NotFoundError):  # it has ended by itself, or is deleted
-                await self._client.finish(rollout_id, RolloutState.FAILED, "The trainer no longer needs it.")
+                await self._client.finish(self._anew.get(name, name), RolloutState.FAILED, NOT_NEEDED)
 
-    async def _result(self, rollout_id: str, progress: Callable[[Ended], None] | None) -> Ended:
+    async def _result(self, name: str, progress: Callable[[Ended], None] | None) -> Ended:
+        rollout_id = self._anew.get(name, name)
         await self._waiting[rollout_id]
         async with self._fetches:
             ended = await self._fetch(rollout_id)

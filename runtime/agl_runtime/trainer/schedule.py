@@ -64,7 +64,8 @@ class State:
     """Where the run stands. `step` counts batches done, `version` names the weights by the run that made them.
 
     `open` are groups enqueued and not yet updated on, by number; `ready` the numbers of those that are finished.
-    `saved` is the version of the newest checkpoint, `validated` the step of the last validation (-1 before any).
+    `saved` is the version of the newest checkpoint, `saved_step` the step that it stands for, `validated` the step of
+    the last validation (-1 before any).
     """
 
     step: int = 0
@@ -73,6 +74,7 @@ class State:
     open: tuple[Group, ...] = ()
     ready: frozenset[int] = frozenset()
     saved: PolicyVersion = BASE_VERSION
+    saved_step: int = 0
     validated: int = -1
     stopping: bool = False
     phase: Phase = Phase.SAMPLING
@@ -126,7 +128,7 @@ class Update(NamedTuple):
 
 
 class Save(NamedTuple):
-    pass
+    """Make a checkpoint; when its weights are saved already, steps that taught nothing followed: note them there."""
 
 
 class Validate(NamedTuple):
@@ -144,7 +146,7 @@ Move = tuple[State, tuple[Action, ...]]
 
 def resumed(step: int, version: PolicyVersion, next_group: int, open_groups: Iterable[Group], validated: int) -> State:
     """The state of a checkpoint. Its open groups are enqueued once more, which finds their rollouts again."""
-    return State(step, version, next_group, tuple(open_groups), saved=version, validated=validated)
+    return State(step, version, next_group, tuple(open_groups), saved=version, saved_step=step, validated=validated)
 
 
 def begin(plan: Plan, state: State) -> Move:
@@ -164,7 +166,7 @@ def advance(plan: Plan, state: State, event: Event) -> Move:
         case Updated(version) if state.phase is Phase.UPDATING:
             state = replace(state, step=state.step + 1, version=version, phase=Phase.SAMPLING)
         case Saved() if state.phase is Phase.SAVING:
-            state = replace(state, saved=state.version, phase=Phase.SAMPLING)
+            state = replace(state, saved=state.version, saved_step=state.step, phase=Phase.SAMPLING)
         case Validated() if state.phase is Phase.VALIDATING:
             state = replace(state, validated=state.step, phase=Phase.SAMPLING)
         case StopAsked():
@@ -180,7 +182,8 @@ def _next(plan: Plan, state: State) -> Move:
         return state, ()
     ended = _ended(plan, state)
     unsaved = state.version.updates - state.saved.updates
-    if unsaved >= plan.save_every or (unsaved and (ended or state.step >= plan.steps)):
+    is_behind = state.version.updates > 0 and state.step > state.saved_step
+    if unsaved >= plan.save_every or (is_behind and (not unsaved or ended or state.step >= plan.steps)):
         return replace(state, phase=Phase.SAVING), (Save(),)
     if ended:
         return replace(state, phase=Phase.DONE), (Finish(ended),)

@@ -189,6 +189,14 @@ def newest_checkpoint(state_dir: Path, run_id: str | None = None) -> Checkpoint 
     return next((item for item in reversed(checkpoints(state_dir)) if run_id in (None, item.saved.run_id)), None)
 
 
+def note_steps(folder: Path, saved: SavedState) -> SavedState:
+    """Steps without an update followed a checkpoint: from now on it stands for where the run is after them."""
+    before = SavedState.model_validate_json((folder / STATE_FILE).read_bytes())
+    whole = saved.model_copy(update={"consumed": before.consumed + saved.consumed})
+    replace_file(folder / STATE_FILE, whole.model_dump_json())
+    return whole
+
+
 def prune_checkpoints(state_dir: Path, run_id: str, keep: int) -> None:
     """Delete the oldest of the run beyond `keep`; a deletion cut short leaves no whole checkpoint behind."""
     own = [item for item in checkpoints(state_dir) if item.saved.run_id == run_id]

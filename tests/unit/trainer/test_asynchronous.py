@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ import pytest
 
 from agl_runtime.schemas import Rollout, RolloutState
 from fakes.gateway import End, FakeGateway, by_index
-from fakes.training import KillAt, lineage, make_project, places, read_lines, read_summary, run_trainer
+from fakes.training import KillAt, Killed, lineage, make_project, places, read_lines, read_summary, run_trainer
 
 RUN = Path("project")
 ONE_OF_TWO = {"train.groups_per_step": "1", "train.active_groups": "2", "data.val": "null"}
@@ -98,6 +99,39 @@ async def test_a_group_that_is_dropped_when_a_run_resumes_leaves_no_agent_at_wor
         gateway.end(rollout_id, End(float(rollout_id.endswith("-1"))))
     assert len((await again).weights) == 3
     assert gateway.unfinished() == []
+
+
+async def test_groups_dropped_after_a_checkpoint_use_up_no_step_of_a_run_resumed_with_other_limits() -> None:
+    settings = {**ONE_OF_TWO, "train.active_groups": "4", "train.max_staleness": "0"}
+    project, gateway, stop = make_project(RUN, settings), but_slow("0", "2", "3", "4", "5"), asyncio.Event()
+    trainer = asyncio.create_task(run_trainer(project, gateway, stop=stop))
+    await until(lambda: "1.1" in gateway.records and len(gateway.unfinished()) == 4)
+    stop.set()
+    await trainer
+    gateway.agent = by_index
+    for rollout_id in gateway.unfinished():
+        gateway.end(rollout_id, by_index(gateway.rollouts_by_id[rollout_id]))
+    backend = await run_trainer(make_project(RUN, {**ONE_OF_TWO, "train.active_groups": "1"}), gateway)
+    first, *rest = groups(backend.weights)
+    assert first == ["1"]
+    assert len(rest) == 2
+    assert {group for batch in rest for group in batch} < {"0", "2", "3"}
+    assert [(line["skipped"], line["failed"]) for line in read_lines(project)] == [(None, 0)] * 3
+
+
+@pytest.mark.parametrize("finish", [1, 2, 3])
+async def test_a_run_killed_while_it_drops_a_group_loses_no_rollout_of_it_at_the_checkpoint_before(finish: int) -> None:
+    settings = {**ONE_OF_TWO, "train.max_staleness": "0", "train.save_every": "2"}
+    project, gateway = make_project(RUN, settings), but_slow("0")
+    with contextlib.suppress(Killed):
+        await run_trainer(project, gateway, KillAt(finish, "finish"))
+    gateway.agent = by_index
+    again = asyncio.create_task(run_trainer(project, gateway))
+    await until(lambda: gateway.unfinished() or again.done())
+    for rollout_id in gateway.unfinished():
+        gateway.end(rollout_id, by_index(gateway.rollouts_by_id[rollout_id]))
+    await again
+    assert [(line["skipped"], line["failed"]) for line in read_lines(project)] == [(None, 0)] * 3
 
 
 @pytest.mark.parametrize("save_every", ["1", "2"])

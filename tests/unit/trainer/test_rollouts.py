@@ -141,6 +141,28 @@ async def test_ending_what_has_ended_or_is_deleted_changes_nothing() -> None:
     assert states == [RolloutState.SUCCEEDED, RolloutState.FAILED]
 
 
+async def test_what_a_trainer_ended_itself_is_enqueued_anew_under_another_name_and_the_rest_is_found_again() -> None:
+    gateway = FakeGateway(lambda rollout: None)
+    first, second, third = WORK.rollout_ids
+    for _ in range(2):
+        desk = RolloutDesk(gateway, 10.0)  # type: ignore[arg-type]
+        await desk.enqueue([WORK])
+        if second in gateway.unfinished():
+            gateway.end(second, End(None, "the agent could not be started"))
+            gateway.end(third, End(1.0))
+        await desk.end(WORK.rollout_ids)
+        assert gateway.unfinished() == []
+    desk = RolloutDesk(gateway, 10.0)  # type: ignore[arg-type]
+    await desk.enqueue([WORK])
+    assert gateway.unfinished() == [f"{first}-2"]
+    watching = asyncio.create_task(desk.watch())
+    gateway.end(f"{first}-2", End(0.5))
+    ended = await asyncio.wait_for(desk.results(WORK), 20)
+    watching.cancel()
+    assert [(item.rollout_id, item.reward) for item in ended] == [(f"{first}-2", 0.5), (second, None), (third, 1.0)]
+    assert gateway.rollouts_by_id[f"{first}-2"].metadata == gateway.rollouts_by_id[first].metadata
+
+
 @pytest.mark.parametrize(
     ("version", "updates"),
     [((1, 2), 2), ((1, 3), 3), ((1, 4), -1), ((2, 5), -1), ((3, 3), 3), ((3, 7), 7)],

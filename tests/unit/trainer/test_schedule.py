@@ -336,6 +336,14 @@ def test_a_step_that_teaches_nothing_later_on_is_passed_over() -> None:
     assert [groups[0].number for groups in at.trained] == [0, 3]
 
 
+def test_steps_passed_over_after_a_checkpoint_are_saved_and_not_done_again() -> None:
+    at = world(Plan(steps=3, batch=1, active=1), skips=frozenset({2, 3}))
+    at.run()
+    assert [action for action in at.actions if isinstance(action, Save)] == [Save()] * 3
+    at.plan = replace(at.plan, steps=4)
+    assert at.crash().actions == [Enqueue(Group(3, PolicyVersion(1, 1)))]
+
+
 def test_a_run_with_more_steps_than_before_goes_on_where_it_ended() -> None:
     at = world(Plan(steps=2, batch=1, active=1, validates=True))
     at.run()

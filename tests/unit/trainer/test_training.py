@@ -321,6 +321,43 @@ async def test_rollouts_that_nobody_waits_for_any_more_are_ended() -> None:
     assert errors == ["The trainer no longer needs it."] * 2
 
 
+async def test_rollouts_ended_for_another_recipe_are_enqueued_anew_when_the_first_recipe_comes_back() -> None:
+    project, gateway = make_project(RUN), FakeGateway(lambda rollout: None)
+    for settings in ({}, {"train.temperature": "0.7"}):
+        stop = asyncio.Event()
+        trainer = asyncio.create_task(run_trainer(make_project(RUN, settings), gateway, stop=stop))
+        await until(lambda: len(gateway.unfinished()) == 2)
+        stop.set()
+        await trainer
+    gateway.agent = by_index
+    await run_trainer(project, gateway)
+    assert read_summary(project)["before"]["rollouts"] == 2
+    assert [line["failed"] for line in read_lines(project)] == [0] * 5
+
+
+async def test_steps_that_were_skipped_at_the_end_are_done_when_more_steps_continue_the_run() -> None:
+    def agent(rollout: Rollout) -> End:
+        return End(None, "no space left") if task_of(rollout) in ("train-2", "train-3") else by_index(rollout)
+
+    settings = {"train.groups_per_step": "1", "train.steps": "4", "data.val": "null"}
+    project, gateway = make_project(RUN, settings), FakeGateway(agent)
+    await run_trainer(project, gateway)
+    assert [len(item.rollout_ids) for item in gateway.records.values()] == [2, 6]
+    first = read_lines(project)
+    backend = await run_trainer(make_project(RUN, {**settings, "train.steps": "6"}), gateway)
+    lines = read_lines(project)
+    assert lines[:4] == first
+    assert [(line["step"], bool(line["skipped"])) for line in lines] == [
+        (1, False),
+        (2, False),
+        (3, True),
+        (4, True),
+        (5, False),
+        (6, False),
+    ]
+    assert [sorted({place for place, _ in ids}) for ids in places(backend.weights)] == [["0"], ["1"], ["4"], ["5"]]
+
+
 async def test_a_gateway_that_began_anew_is_told_where_the_policy_is() -> None:
     project, stop = make_project(RUN), asyncio.Event()
     gateway = FakeGateway(lambda rollout: None)
