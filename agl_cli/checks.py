@@ -115,6 +115,10 @@ def agent_command(project: Project) -> str:
             f"agent.command starts `{program}`, which was not found.",
             "Install it, activate its environment, or write its path.",
         )
+    script = words[1] if words[1:] else ""
+    is_in_project = script.endswith(".py") and "{" not in script and project.config.agent.workspace != "empty"
+    if is_in_project and not (project.root / script).exists():
+        raise PreconditionError(f"agent.command runs {script}, which is not there.", "Correct its path.")
     for task in _tasks(project):
         for word in words:
             render(word, TaskPlace(task.data, task.task_id, "task.json"), "agent.command")

@@ -79,9 +79,8 @@ def _show(value: dict[str, Any]) -> None:
     summary = value["summary"]
     if summary is not None:
         reached = f", {pass_at_1(summary['after'])}" if summary["after"] else ""
-        output.emit(
-            f"last {summary['mode']}: {summary['ended']} after {output.counted(summary['steps'], 'step')}{reached}"
-        )
+        steps = f" after {output.counted(summary['steps'], 'step')}" if summary["mode"] == "train" else ""
+        output.emit(f"last {summary['mode']}: {summary['ended']}{steps}{reached}")
         if summary["reason"]:
             output.emit(summary["reason"])
 

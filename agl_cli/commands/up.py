@@ -69,7 +69,8 @@ def _show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         output.emit_json(summary)
         return
     steps = output.counted(summary["steps"], "step")
-    output.emit(f"{summary['ended'].replace('_', ' ')} after {steps}, {summary['seconds']:.0f} s")
+    more = "; the same command goes on" if summary["ended"] == "stopped" else ""
+    output.emit(f"{summary['ended'].replace('_', ' ')} after {steps}, {summary['seconds']:.0f} s{more}")
     for name in ("before", "after"):
         if summary[name]:
             output.emit(f"{name:<11} {pass_at_1(summary[name])} on {summary[name]['tasks']} tasks")

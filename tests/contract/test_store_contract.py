@@ -86,7 +86,7 @@ async def test_enqueuing_is_all_or_none(store: Store) -> None:
         await store.add_rollouts(
             [RolloutCreate(rollout_id="a", input=1), RolloutCreate(rollout_id="b", input=object())]
         )
-    with pytest.raises(NotFoundError, match=r"There is no rollout a\. Look at `agl rollouts`\."):
+    with pytest.raises(NotFoundError, match=r"There is no rollout a\. Look at `agl rollouts ls`\."):
         await store.get_rollout("a")
 
 

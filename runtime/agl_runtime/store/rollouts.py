@@ -114,7 +114,7 @@ def row(db: sqlite3.Connection, rollout_id: str) -> sqlite3.Row:
 
 
 def missing(rollout_id: str) -> NotFoundError:
-    return NotFoundError(f"There is no rollout {rollout_id}.", "Look at `agl rollouts`.")
+    return NotFoundError(f"There is no rollout {rollout_id}.", "Look at `agl rollouts ls`.")
 
 
 def get(db: sqlite3.Connection, rollout_id: str) -> Rollout:

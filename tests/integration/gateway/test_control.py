@@ -162,7 +162,7 @@ async def test_calls_as_json_are_there_to_be_read(gateway: RunningGateway, model
 
 async def test_an_unknown_rollout_is_not_found_everywhere(gateway: RunningGateway, control: GatewayClient) -> None:
     for read in (control.rollout, control.calls, control.events):
-        with pytest.raises(NotFoundError, match=r"^There is no rollout none\. Look at `agl rollouts`\.$"):
+        with pytest.raises(NotFoundError, match=r"^There is no rollout none\. Look at `agl rollouts ls`\.$"):
             await read("none")
     assert (await gateway.http.post("/api/rollouts/none/attempt/0/seal")).status_code == 404
     assert (await gateway.http.get("/api/rollouts/none/calls?format=json")).status_code == 404

@@ -116,6 +116,7 @@ BAD_SETTINGS = {
     "a model folder that is not there": ("model.path=nope", 2, "There is no folder"),
     "a program that is not there": ("agent.command=nosuchagent {question}", 3, "`nosuchagent`, which was not found"),
     "a script that is not there": ("agent.command=./gone.sh", 3, "`./gone.sh`, which was not found"),
+    "a program's script that is not there": ("agent.command=python gone.py", 3, "runs gone.py, which is not there"),
     "open quotes": ("agent.command='\"python'", 2, "cannot be split into arguments"),
     "an unknown key": ("train.group_sise=4", 2, "unknown setting `train.group_sise`; did you mean `train.group_size`?"),
     "a value of the wrong kind": ("train.steps=many", 2, "--set train.steps: `train.steps`: Input should be a valid"),

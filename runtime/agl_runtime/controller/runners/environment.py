@@ -89,7 +89,7 @@ def gateway_variables(gateway_url: str, grant: Grant) -> dict[str, str]:
         **dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE", "AGL_OPENAI_BASE_URL"), openai),
         "ANTHROPIC_BASE_URL": anthropic,
         **dict.fromkeys(
-            ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "AGL_KEY"),
+            ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AGL_KEY"),
             grant.agent_key,
         ),
         "AGL_EVENT_URL": f"{gateway_url}/api/rollouts/{rollout.rollout_id}/attempt/{attempt_id}/events",

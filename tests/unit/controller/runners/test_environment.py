@@ -78,7 +78,6 @@ def test_the_model_is_named_under_the_sdks_names_and_those_of_v1() -> None:
         "ANTHROPIC_BASE_URL": f"{base}/anthropic",
         "OPENAI_API_KEY": "agent-key",
         "ANTHROPIC_API_KEY": "agent-key",
-        "ANTHROPIC_AUTH_TOKEN": "agent-key",
         "AGL_KEY": "agent-key",
         "AGL_EVENT_URL": "http://g/api/rollouts/r1/attempt/2/events",
         "AGL_ROLLOUT_ID": "r1",
