@@ -72,6 +72,7 @@ class Agents:
     seed: int
     scale: float
     isolation: str = "none: played"
+    starts: str = "cold: played"
 
     async def run(self, grant: Grant, expired: asyncio.Event) -> AgentRun:
         began = time.monotonic()
@@ -142,10 +143,10 @@ async def at_work(client: GatewayClient, runner: Agents) -> AsyncIterator[None]:
     """The real controller, with played agents."""
     stop = asyncio.Event()
     settings = Settings("bench", SLOTS, attempts=1, timeout_s=3600.0, reports_reward=True)
-    work = asyncio.create_task(Controller(client, runner, None, settings).run(stop))
-    yield
-    stop.set()
-    await work
+    async with asyncio.TaskGroup() as group:  # a controller that fails ends the run
+        group.create_task(Controller(client, runner, None, settings).run(stop))
+        yield
+        stop.set()
 
 
 async def train(project: Project, make: MakeBackend, runner: MakeRunner) -> list[dict[str, Any]]:
