@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -63,6 +64,8 @@ async def running_gateway(
     store = open_store(folder / "store.sqlite3")
     app = create_app(settings or config(), store, ADMIN_KEY)
     listener = listen("127.0.0.1", port)
+    # uvloop does this by itself; asyncio would let every answer wait for the client's acknowledgement of its head.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     server = QuietServer(uvicorn.Config(app, log_config=None, ws="none", lifespan="on", timeout_graceful_shutdown=1))
     serving = asyncio.create_task(server.serve([listener]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -12,9 +13,20 @@ from starlette.types import ASGIApp
 from agl_runtime.config import Config
 from agl_runtime.errors import AglError, ConflictError, KeyRefusedError, NotFoundError, StoreError
 from agl_runtime.gateway import state
-from agl_runtime.gateway.access import KeyGate
+from agl_runtime.gateway.access import KeyGate, dialect_of
+from agl_runtime.gateway.internal import CallRefused
 from agl_runtime.gateway.routes import anthropic, attempts, events, models, proxy, rollouts, upkeep
 from agl_runtime.store.base import Store
+
+ROUTERS = (
+    anthropic.router,
+    proxy.router,
+    rollouts.router,
+    attempts.router,
+    events.router,
+    models.router,
+    upkeep.router,
+)
 
 
 class _App(FastAPI):
@@ -43,17 +55,18 @@ def create_app(config: Config, store: Store, admin_key: str) -> FastAPI:
     app = _App(title="agl gateway", version="1.0.0", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
     app.add_exception_handler(AglError, _tell)
-    for router in (
-        anthropic.router,
-        proxy.router,
-        rollouts.router,
-        attempts.router,
-        events.router,
-        models.router,
-        upkeep.router,
-    ):
+    app.add_exception_handler(CallRefused, _refuse)
+    for router in ROUTERS:
         app.include_router(router)
     return app
+
+
+async def _refuse(request: Request, refused: Exception) -> JSONResponse:
+    if not isinstance(refused, CallRefused):
+        raise refused
+    dialects = cast(state.Gateway, request.app.state.gateway).dialects
+    body = dialect_of(dialects, request.scope["path"]).error(refused)
+    return JSONResponse(body, refused.http_status, refused.headers())
 
 
 async def _tell(_: Request, error: Exception) -> JSONResponse:

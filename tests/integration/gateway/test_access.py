@@ -3,108 +3,184 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from agl_runtime.gateway.app import create_app
+from agl_runtime.gateway.app import ROUTERS
 from agl_runtime.gateway.auth import agent_key
+from agl_runtime.gateway.dialects import all_dialects
 from fakes.model_server import FakeModelServer
 from fakes.running_gateway import ADMIN_KEY, RunningGateway, config, running_gateway
 
-OWN = {"rollout_id": "r1", "attempt_id": "0", "mode": "train", "operation": "openai/v1/chat/completions", "name": "m"}
-BODY = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
+BODIES = {"/events": {"event_type": "note"}, "/completions": {**BODY, "prompt": "x"}, "/responses": {"input": "x"}}
 BASE = "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}"
-PUBLIC = {("GET", "/healthz"), ("GET", f"{BASE}/anthropic/api/hello")}
-MODEL_CALL = ("POST", BASE + "/{operation}")
-FOR_AGENTS = {
-    MODEL_CALL,
-    ("GET", f"{BASE}/openai/v1/models"),
-    ("GET", f"{BASE}/anthropic/v1/models"),
-    ("GET", BASE + "/anthropic/v1/models/{name}"),
-    ("POST", f"{BASE}/anthropic/v1/messages/count_tokens"),
-    ("POST", "/api/rollouts/{rollout_id}/attempt/{attempt_id}/events"),
+# Who may use each route: everyone, an agent below its own path, or the administrator alone.
+ANYONE, AGENT, ADMIN = "anyone", "agent", "admin"
+MAY = {
+    "GET /healthz": ANYONE,
+    "GET /openapi.json": ANYONE,
+    f"GET {BASE}/anthropic/api/hello": ANYONE,
+    f"HEAD {BASE}/anthropic/api/hello": ANYONE,
+    f"POST {BASE}/openai/v1/chat/completions": AGENT,
+    f"POST {BASE}/openai/v1/completions": AGENT,
+    f"POST {BASE}/openai/v1/responses": AGENT,
+    f"GET {BASE}/openai/v1/responses": AGENT,
+    f"GET {BASE}/openai/v1/models": AGENT,
+    f"POST {BASE}/anthropic/v1/messages": AGENT,
+    f"POST {BASE}/anthropic/v1/messages/count_tokens": AGENT,
+    f"GET {BASE}/anthropic/v1/models": AGENT,
+    f"GET {BASE}/anthropic/v1/models/{{name:path}}": AGENT,
+    "POST /api/rollouts/{rollout_id}/attempt/{attempt_id}/events": AGENT,
+    "GET /api/changes": ADMIN,
+    "GET /api/checkpoints": ADMIN,
+    "POST /api/checkpoints": ADMIN,
+    "POST /api/claims": ADMIN,
+    "POST /api/claims/renew": ADMIN,
+    "GET /api/counts": ADMIN,
+    "DELETE /api/models": ADMIN,
+    "GET /api/models": ADMIN,
+    "POST /api/models": ADMIN,
+    "GET /api/parts": ADMIN,
+    "POST /api/parts": ADMIN,
+    "GET /api/rollouts": ADMIN,
+    "POST /api/rollouts": ADMIN,
+    "GET /api/rollouts/terminal": ADMIN,
+    "DELETE /api/rollouts/{rollout_id}": ADMIN,
+    "GET /api/rollouts/{rollout_id}": ADMIN,
+    "PATCH /api/rollouts/{rollout_id}": ADMIN,
+    "POST /api/rollouts/{rollout_id}/attempt": ADMIN,
+    "POST /api/rollouts/{rollout_id}/attempt/{attempt_id}/end": ADMIN,
+    "POST /api/rollouts/{rollout_id}/attempt/{attempt_id}/seal": ADMIN,
+    "GET /api/rollouts/{rollout_id}/calls": ADMIN,
+    "GET /api/rollouts/{rollout_id}/events": ADMIN,
+    "GET /metrics": ADMIN,
+    "POST /proxy/pause": ADMIN,
+    "POST /proxy/resume": ADMIN,
+    "GET /proxy/state": ADMIN,
 }
 
 
-def routes() -> list[tuple[str, str]]:
-    """Method and path of everything that the gateway says it serves, and of model calls, which stand before that."""
-    paths = create_app(config(), None, ADMIN_KEY).openapi()["paths"]  # type: ignore[arg-type]
-    return sorted([MODEL_CALL, *((method.upper(), path) for path, methods in paths.items() for method in methods)])
+def served() -> set[str]:
+    """Every method and path: of the routers, of the document, and of the dialects, which stand before those."""
+    routes = [route for router in ROUTERS for route in router.routes]
+    dialects = {f"POST {BASE}/{path}" for path in all_dialects()}
+    return dialects | {"GET /openapi.json"} | {f"{method} {r.path}" for r in routes for method in r.methods}  # type: ignore[attr-defined]
 
 
-KEYS = {
-    "none": None,
-    "wrong": "agl-admin-wrong",
-    "forged": agent_key("another admin key", "r1", "0", "train"),
-    "own": agent_key(ADMIN_KEY, "r1", "0", "train"),
-    "other rollout": agent_key(ADMIN_KEY, "r2", "0", "train"),
-    "other attempt": agent_key(ADMIN_KEY, "r1", "1", "train"),
-    "other mode": agent_key(ADMIN_KEY, "r1", "0", "val"),
+@dataclass(frozen=True)
+class Holder:
+    """Somebody with a key, and the rollout whose paths are asked with it."""
+
+    key: str | None
+    refused: int | None
+    """The status with which an agent's routes refuse it; None where they let it in."""
+    rollout_id: str = "r1"
+    mode: str = "train"
+
+
+def key_of(*names: Any, admin: str = ADMIN_KEY) -> str:
+    return agent_key(admin, *names)
+
+
+HOLDERS = {
+    "none": Holder(None, 401),
+    "wrong": Holder("agl-admin-wrong", 401),
+    "forged": Holder(key_of("r1", "0", "train", admin="another admin key"), 401),
+    "agent train": Holder(key_of("r1", "0", "train"), None),
+    "agent val": Holder(key_of("v1", "0", "val"), None, "v1", "val"),
+    "revoked": Holder(key_of("over", "0", "train"), 409, "over"),
+    "other rollout": Holder(key_of("r2", "0", "train"), 403),
+    "other attempt": Holder(key_of("r1", "1", "train"), 403),
+    "other mode": Holder(key_of("r1", "0", "val"), 403),
 }
 
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
     with FakeModelServer() as model:
-        async with running_gateway(tmp_path) as running:
+        async with running_gateway(tmp_path, config(gateway={"hold_limit_s": 0.2})) as running:
             running.register(model.url)
-            for name in ("r1", "r2"):
+            for name in ("r1", "r2", "over"):
                 await running.add(name)
+            await running.add("v1", is_train=False)
+            await running.http.post("/api/rollouts/over/attempt/0/seal")
             yield running
 
 
-async def request(gateway: RunningGateway, method: str, path: str, key: str | None, header: str) -> httpx.Response:
-    value = {"authorization": f"Bearer {key}", "x-api-key": key or ""}[header]
-    body = {"event_type": "note"} if path.endswith("/events") else BODY
-    async with httpx.AsyncClient(base_url=gateway.url, headers={header: value} if key else {}, timeout=20) as http:
-        return await http.request(method, path.format(**OWN), json=body if method == "POST" else None)
+@pytest.fixture
+async def anyone(gateway: RunningGateway) -> AsyncIterator[httpx.AsyncClient]:
+    """Without a key of its own."""
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=20) as http:
+        yield http
 
 
-def expected(method: str, path: str, key: str) -> tuple[int, ...]:
-    """The statuses that a refusal may have; empty where the request must be let in."""
-    if (method, path) in PUBLIC:
-        return ()
-    if key in ("none", "wrong", "forged"):
-        return (401,)
-    if (method, path) not in FOR_AGENTS:
-        return (403,)
-    # An event's path names no mode, so both keys of the attempt may post it.
-    return () if key == "own" or (key == "other mode" and path.endswith("/events")) else (403,)
+async def request(http: httpx.AsyncClient, route: str, holder: Holder, header: str) -> httpx.Response:
+    """The answer, of which a stream without end is not read."""
+    method, path = route.split(" ")
+    names = {"rollout_id": holder.rollout_id, "attempt_id": "0", "mode": holder.mode, "name": "m"}
+    value = {"authorization": f"Bearer {holder.key}", "x-api-key": holder.key or ""}[header]
+    headers = {header: value} if holder.key else {}
+    body = next((body for tail, body in BODIES.items() if path.endswith(tail)), BODY) if method == "POST" else None
+    url = path.replace(":path}", "}").format(**names)
+    async with http.stream(method, url, json=body, headers=headers) as response:
+        if "event-stream" not in response.headers.get("content-type", ""):
+            await response.aread()
+        return response
 
 
-def test_the_walk_knows_every_route() -> None:
-    found = routes()
-    assert set(found) >= FOR_AGENTS | PUBLIC
-    assert len(found) > 25
+def expected(route: str, name: str) -> int | None:
+    """The status of the refusal; None where the request must be let in."""
+    holder, may = HOLDERS[name], MAY[route]
+    if may == ANYONE:
+        return None
+    if holder.refused == 401 or may == AGENT:
+        # An event's path names no mode, so both keys of the attempt may post it.
+        return None if name == "other mode" and route.endswith("/events") else holder.refused
+    return 403
+
+
+def test_whoever_adds_a_route_says_who_may_use_it() -> None:
+    assert served() == MAY.keys()
 
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key"])
-async def test_every_route_with_every_kind_of_key(gateway: RunningGateway, header: str) -> None:
-    for method, path in routes():
-        for name, key in KEYS.items():
-            refusals = expected(method, path, name)
-            response = await request(gateway, method, path, key, header)
-            where = f"{method} {path} with key {name}: {response.status_code} {response.text[:200]}"
-            if not refusals:
-                assert response.status_code < 400, where
+async def test_every_route_with_every_kind_of_key(anyone: httpx.AsyncClient, header: str) -> None:
+    for route in MAY:
+        for name, holder in HOLDERS.items():
+            refusal = expected(route, name)
+            response = await request(anyone, route, holder, header)
+            where = f"{route} with the key {name}: {response.status_code} {response.text[:200]}"
+            if refusal is None:
+                # A WebSocket is no question of keys.
+                assert response.status_code < 400 or response.status_code == 426, where
                 continue
-            assert response.status_code in refusals, where
+            assert response.status_code == refusal, where
             body = response.json()
-            sentence = body["error"]["message"] if path.startswith("/proxy/rollout") else body["detail"]
+            sentence = body["error"]["message"] if route.split()[1].startswith(BASE) else body["detail"]
             assert sentence.endswith("."), where
-            assert key is None or key not in response.text, where
+            assert holder.key is None or holder.key not in response.text, where
 
 
-async def test_after_sealing_an_agents_key_opens_nothing_but_the_admins_does(gateway: RunningGateway) -> None:
+async def test_the_admins_key_opens_every_route(anyone: httpx.AsyncClient) -> None:
+    admin = Holder(ADMIN_KEY, None)
+    for route in sorted(MAY, key=lambda route: route.startswith("DELETE")):
+        response = await request(anyone, route, admin, "authorization")
+        assert response.status_code not in (401, 403, 404, 500), f"{route}: {response.status_code}"
+
+
+async def test_after_sealing_an_agents_key_opens_nothing_but_the_admins_does(
+    gateway: RunningGateway, anyone: httpx.AsyncClient
+) -> None:
     await gateway.http.post("/api/rollouts/r1/attempt/0/seal")
-    key = KEYS["own"]
     events = "/api/rollouts/r1/attempt/0/events"
-    assert (await request(gateway, "POST", events, key, "x-api-key")).status_code == 409
-    chat = f"{gateway.base()}/chat/completions"
-    async with httpx.AsyncClient(headers={"x-api-key": key or ""}) as http:
-        assert (await http.post(chat, json=BODY)).status_code == 409
+    for route, may in MAY.items():
+        if may == AGENT:
+            assert (await request(anyone, route, HOLDERS["agent train"], "x-api-key")).status_code == 409, route
     reward = {"event_type": "reward", "data": {"value": 1}}
     assert (await gateway.http.post(events, json=reward)).status_code == 200
 
@@ -144,7 +220,7 @@ async def test_no_key_appears_in_logs_events_or_metrics(
     texts = [caplog.text, repr(gateway.gateway)]
     for path in ("/metrics", "/api/rollouts/r1/events", "/api/parts", "/api/rollouts/r1"):
         texts.append((await gateway.http.get(path)).text)
-    for secret in (ADMIN_KEY, KEYS["own"]):
+    for secret in (ADMIN_KEY, HOLDERS["agent train"].key):
         assert not any(secret in text for text in texts if secret)
 
 

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from agl_runtime.gateway.dialects.messages import PATH
-from agl_runtime.gateway.internal import CallRefused, Json
-from agl_runtime.gateway.routes.context import State
+from agl_runtime.gateway.internal import Json
+from agl_runtime.gateway.routes.context import NotRevoked, State
 from agl_runtime.gateway.routes.proxy import BASE, raw_body
 from agl_runtime.gateway.service import load
 
@@ -27,27 +27,23 @@ async def hello() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get(BASE + "/anthropic/v1/models")
+@router.get(BASE + "/anthropic/v1/models", dependencies=[NotRevoked])
 async def models(gateway: State) -> Json:
     """The names that the policy answers to, as Anthropic's list."""
     rows = [_model(name) for name in gateway.registry.names()]
     return {"data": rows, "has_more": False, "first_id": rows[0]["id"], "last_id": rows[-1]["id"]}
 
 
-@router.get(BASE + "/anthropic/v1/models/{name:path}")
+@router.get(BASE + "/anthropic/v1/models/{name:path}", dependencies=[NotRevoked])
 async def model(name: str) -> Json:
     """Any name means the policy."""
     return _model(name)
 
 
-@router.post(BASE + f"/{PATH}/count_tokens")
+@router.post(BASE + f"/{PATH}/count_tokens", dependencies=[NotRevoked])
 async def count_tokens(rollout_id: str, request: Request, gateway: State) -> Response:
     """Counted by the model server's own template where it can, which `x-agl-token-count` tells; never recorded."""
-    dialect = gateway.dialects[PATH]
-    try:
-        asked = dialect.parse(load(await raw_body(request)))
-    except CallRefused as refused:
-        return JSONResponse(dialect.error(refused), refused.http_status, refused.headers())
+    asked = gateway.dialects[PATH].parse(load(await raw_body(request)))
     prompt: Json = {key: asked.body[key] for key in ("messages", "tools") if key in asked.body}
     name = gateway.registry.resolve(asked.model)
     count = await gateway.upstream.count_tokens(name, rollout_id, {**prompt, "model": name})

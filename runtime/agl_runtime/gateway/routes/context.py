@@ -9,6 +9,7 @@ from fastapi import Depends, Query, Request
 
 from agl_runtime.gateway.auth import Caller
 from agl_runtime.gateway.changes import Signal
+from agl_runtime.gateway.recorder import refusing, sealed
 from agl_runtime.gateway.state import Gateway
 
 
@@ -21,12 +22,23 @@ async def _caller(request: Request) -> Caller:
     return cast(Caller, request.state.caller)
 
 
+async def _not_revoked(rollout_id: str, attempt_id: str, request: Request) -> None:
+    """Raises CallRefused for an agent's key whose attempt has ended."""
+    caller: Caller | None = request.state.caller
+    if caller is not None and caller.role == "agent":
+        with refusing(attempt_id):
+            attempt = await (await _gateway(request)).attempts.get(rollout_id, attempt_id)
+        if attempt.is_closed:
+            raise sealed(attempt_id)
+
+
 LONGEST_WAIT_S = 60.0
 # What a cursor or a limit, and a long-poll, may be.
 Count = Annotated[int, Query(ge=-(2**53), le=2**53)]
 Seconds = Annotated[float, Query(ge=0)]
 State = Annotated[Gateway, Depends(_gateway)]
 Who = Annotated[Caller, Depends(_caller)]
+NotRevoked = Depends(_not_revoked)
 
 
 class Patience:

@@ -16,14 +16,14 @@ from agl_runtime.gateway.access import dialect_of
 from agl_runtime.gateway.dialects import messages
 from agl_runtime.gateway.dialects.openai import error_body
 from agl_runtime.gateway.internal import CallRefused
-from agl_runtime.gateway.routes.context import State
+from agl_runtime.gateway.routes.context import NotRevoked, State
 from agl_runtime.gateway.state import Gateway
 from agl_runtime.schemas import Mode
 
 _CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/([^/]+)/(.+)")
 _ROUTED = frozenset({f"{messages.PATH}/count_tokens"})  # POSTs that call no model
 BASE = "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}"
-router = APIRouter(tags=["proxy"])
+router = APIRouter(tags=["proxy"], dependencies=[NotRevoked])
 
 
 @router.get(BASE + "/openai/v1/models")
