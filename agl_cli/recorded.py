@@ -162,6 +162,8 @@ def as_json(item: Recorded) -> dict[str, Any]:
 def _call(call: Call, request: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "call_id": call.info.call_id,
+        "model": call.info.model,
+        "kind": call.info.kind,
         "prompt_tokens": int(call.prompt_ids.size),
         "sampled_tokens": int(call.sampled_ids.size),
         "versions": [str(span.version) for span in call.spans],

@@ -115,8 +115,8 @@ JSON_KEYS: dict[str, dict[str, str]] = {
         "attempts": "ids of its attempts; all else is of the last one",
         "task": "the task as the agent got it",
         "agent": "how the agent ended: exit_code, signal, timed_out, over_disk, duration_s, cpu_s, max_rss_mb, ...",
-        "calls": "[{call_id, prompt_tokens, sampled_tokens, versions, trainable, reason, finish_reason, http_status, "
-        "latency_ms}]",
+        "calls": "[{call_id, model, kind, prompt_tokens, sampled_tokens, versions, trainable, reason, finish_reason, "
+        "http_status, latency_ms}]; `model` is the name that was asked for, `kind` main or auxiliary",
         "incomplete_calls": "ids of calls that were sent on and whose answer was never recorded",
         "samples": "what training would build: [{tokens, trained_tokens, calls, split, truncated}]",
         "report": "counts: {calls, sampled_tokens, trained_tokens, splits, untrained, dropped}",

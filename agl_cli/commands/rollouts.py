@@ -168,10 +168,11 @@ def _render_agent(agent: Mapping[str, Any]) -> None:
 
 def _render_calls(value: Mapping[str, Any]) -> None:
     output.emit()
-    columns = ("call", "prompt", "sampled", "weights", "trainable", "finish")
+    columns = ("call", "asked for", "prompt", "sampled", "weights", "trainable", "finish")
     rows = [
         (
             call["call_id"],
+            call["model"],
             call["prompt_tokens"],
             call["sampled_tokens"],
             " ".join(dict.fromkeys(call["versions"])),

@@ -130,6 +130,11 @@ class GatewayConfig(_Section):
     distribution_params: Literal["refuse", "record"] = "record"
     """Calls in train mode that set top_p, top_k, penalties, min_p or logit_bias: refuse them, or record them as not
     trainable unless the server's log-probabilities are those of the changed distribution."""
+    models: dict[str, str] = Field(default_factory=dict)
+    """What the names that agents ask for mean; of patterns with `*` the first that fits counts. `policy` (the value of
+    `model.name`): its calls are main work. Any other name: a side job such as a title, recorded as `auxiliary` and not
+    trained on, answered by the model registered under that name or else by the policy. A name that fits none of them is
+    a side job in a rollout that has asked for the policy by its name; else it means the policy."""
     keep_rollouts: int = Field(default=20_000, ge=1)
     """Finished rollouts kept in the store; the oldest beyond are deleted."""
 

@@ -19,6 +19,7 @@ from agl_runtime.gateway.dialects import Dialect, EventStream
 from agl_runtime.gateway.exchange import Exchange
 from agl_runtime.gateway.internal import Answer, Json, ModelRequest
 from agl_runtime.gateway.prepare import Prepared
+from agl_runtime.gateway.registry import Registry
 from agl_runtime.gateway.upstream import Reply
 from agl_runtime.schemas import TERMINAL_STATES, Mode, Rollout
 from agl_runtime.store.base import Store
@@ -134,7 +135,7 @@ class Attempt:
 @dataclass
 class Attempts:
     store: Store
-    policy: str
+    registry: Registry
     _open: dict[tuple[str, str], Attempt] = field(default_factory=dict)
     _closing: list[Callable[[tuple[str, str]], bool]] = field(default_factory=list)
 
@@ -148,7 +149,7 @@ class Attempts:
         if attempt.is_closed:
             return attempt
         for call in await self.store.calls(rollout_id, attempt_id):
-            attempt.has_asked_policy |= call.info.model == self.policy
+            attempt.has_asked_policy |= self.registry.meant(call.info.model) == self.registry.policy
             attempt.remember(call.info.call_id, dict.fromkeys(call.side.get("tool_call_ids", ()), ""))
         attempt.is_closed = any(is_meant((rollout_id, attempt_id)) for is_meant in self._closing)
         return attempt if attempt.is_closed else self._open.setdefault((rollout_id, attempt_id), attempt)

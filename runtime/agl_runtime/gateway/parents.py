@@ -20,10 +20,11 @@ def parent_of(messages: Sequence[Any], answered: Mapping[str, Sequence[str]]) ->
     return common.pop() if len(common) == 1 else None
 
 
-def is_auxiliary(asked_model: str, *, policy: str, has_asked_policy: bool) -> bool:
-    """Whether a call is a side job of the harness (a title, a safety check): it asks for another model than the policy
-    in an attempt that has asked for the policy by its name. An agent that never does means the policy by any name."""
-    return has_asked_policy and asked_model != policy
+def is_auxiliary(asked: str, meant: str, *, policy: str, has_asked_policy: bool) -> bool:
+    """Whether a call is a side job of the harness (a title, a safety check): its name means another model than the
+    policy, because the configuration says so, or in an attempt that has asked for the policy. An agent that never does
+    means the policy by any name."""
+    return meant != policy and (has_asked_policy or meant != asked)
 
 
 def as_sampled(message: Any, sampled: Mapping[str, str]) -> Any:

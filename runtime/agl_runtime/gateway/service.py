@@ -151,10 +151,10 @@ class CallService:
         call.exchange.end()
 
     def _classify(self, call: Call) -> None:
-        attempt, policy = call.attempt, self.registry.policy
-        asked = call.request.model or policy
-        call.is_auxiliary = is_auxiliary(asked, policy=policy, has_asked_policy=attempt.has_asked_policy)
-        attempt.has_asked_policy |= asked == policy
+        attempt, policy, asked = call.attempt, self.registry.policy, call.request.model
+        meant = self.registry.meant(asked)
+        call.is_auxiliary = is_auxiliary(asked, meant, policy=policy, has_asked_policy=attempt.has_asked_policy)
+        attempt.has_asked_policy |= meant == policy
 
     async def _answer(self, call: Call, name: str, body: bytes) -> tuple[Answer, Json]:
         """The whole answer of the model server, also as the harness gets it; every other end is put on record here."""

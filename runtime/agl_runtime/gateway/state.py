@@ -80,8 +80,8 @@ def build(config: Config, store: Store, admin_key: str) -> Gateway:
     if not admin_key:
         raise ConfigError("The gateway has no admin key.", "Delete the empty file `key` in .agl and start it again.")
     gateway, model = config.gateway, config.model
-    registry, hold, metrics = Registry(model.name), Hold(gateway.hold_limit_s), Metrics()
-    attempts = Attempts(store, model.name)
+    registry, hold, metrics = Registry(model.name, gateway.models), Hold(gateway.hold_limit_s), Metrics()
+    attempts = Attempts(store, registry)
     keys = {model.endpoint: model.api_key.get_secret_value()} if model.endpoint and model.api_key else {}
     upstream = Upstream(registry, hold, gateway.upstream_retries, gateway.upstream_timeout_s, keys)
     recorder = Recorder(store, registry, metrics)

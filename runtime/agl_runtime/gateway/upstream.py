@@ -1,9 +1,9 @@
 """The way to the model servers: one try after another until the first byte, and never a second answer after it.
 
-A try is repeated, with growing pauses and on the rollout's next endpoint, when the server dropped the connection
-unanswered, or answered 408, 409, 429 or 5xx. A call whose server cannot be reached at all is held, as if no model were
-registered: a trainer that was killed serves again soon, maybe elsewhere. Leaving `send` closes a connection whose
-answer was not read to its end, which tells the model server to stop generating.
+A try is repeated, with growing pauses, when the server dropped the connection unanswered, or answered 408, 409, 429 or
+5xx; on the rollout's next endpoint where its own seems to be dead. A call whose server cannot be reached at all is held,
+as if no model were registered: a trainer that was killed serves again soon, maybe elsewhere. Leaving `send` closes a
+connection whose answer was not read to its end, which tells the model server to stop generating.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ CONNECT_TIMEOUT_S = 10.0
 COUNT_TIMEOUT_S = 10.0
 ANSWER_BYTES = 512 * 2**20  # as JSON: a million tokens with all that is told of each
 RETRIED_STATUSES = frozenset({408, 409, 429})
+DEAD_STATUSES = frozenset({None, 502, 503, 504})  # a single 500 would cost all its rollouts their caches
 OVERFLOW_CODE = "context_length_exceeded"
 DONE = b"[DONE]"
 # vLLM gives a context overflow no code of its own.
@@ -126,7 +127,7 @@ class Upstream:
                     raise ServerFailed("The model server was withdrawn.", is_away=True)
                 return Reply(model, tried, await self._post(model, f"{model.endpoint.rstrip('/')}/{operation}", body))
             except ServerFailed as error:
-                if model is not None and error.status is None:
+                if model is not None and error.status in DEAD_STATUSES:
                     self.registry.report_failure(model)
                 if error.is_away:
                     away_since = away_since if outages else self.hold.clock()

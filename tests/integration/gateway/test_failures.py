@@ -237,18 +237,21 @@ async def test_an_answer_with_a_flaw_reaches_the_agent_and_is_not_trained(
     assert await failures(gateway) == []
 
 
-async def test_a_failure_before_the_first_byte_is_tried_again_on_another_endpoint(tmp_path: Path) -> None:
-    with FakeModelServer([Answer(fault="drop")]) as bad, FakeModelServer([Answer("ok")]) as good:
+@pytest.mark.parametrize("failure", [Answer(fault="drop"), Answer(status=503)])
+async def test_a_failure_before_the_first_byte_is_tried_again_on_another_endpoint(
+    tmp_path: Path, failure: Answer
+) -> None:
+    with FakeModelServer([failure]) as bad, FakeModelServer([Answer("ok")]) as good:
         async with running_gateway(tmp_path) as gateway:
             gateway.register(bad.url)
             gateway.register(good.url)
-            for number in range(6):
+            for number in range(16):
                 await gateway.add(f"r{number}")
                 url = f"{gateway.base(f'r{number}')}/chat/completions"
                 assert (await gateway.http.post(url, json=BODY)).status_code == 200
             # Only the first call that met the failing endpoint had to move; the others went elsewhere at once.
             assert len(bad.requests) == 1
-            assert len(good.requests) == 6
+            assert len(good.requests) == 16
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503])

@@ -49,9 +49,14 @@ def test_where_ids_name_no_single_call_no_parent_is_claimed(messages: list[Any])
 
 
 def test_a_foreign_model_is_auxiliary_only_where_the_policy_is_asked_for_by_name() -> None:
-    assert is_auxiliary("small", policy="policy", has_asked_policy=True)
-    assert not is_auxiliary("small", policy="policy", has_asked_policy=False)
-    assert not is_auxiliary("policy", policy="policy", has_asked_policy=True)
+    assert is_auxiliary("small", "small", policy="policy", has_asked_policy=True)
+    assert not is_auxiliary("small", "small", policy="policy", has_asked_policy=False)
+    assert not is_auxiliary("policy", "policy", policy="policy", has_asked_policy=True)
+
+
+def test_what_a_configured_name_means_decides_whatever_the_agent_asked_for_before() -> None:
+    assert is_auxiliary("haiku", "side", policy="policy", has_asked_policy=False)
+    assert not is_auxiliary("haiku", "policy", policy="policy", has_asked_policy=True)
 
 
 def calling(arguments: Any, call_id: Any = "c1") -> dict[str, Any]:
