@@ -1,7 +1,7 @@
 """The way to the model servers: one try after another until the first byte, and never a second answer after it.
 
 A try is repeated, with growing pauses, when the server dropped the connection unanswered, or answered 408, 409, 429 or
-5xx; on the rollout's next endpoint where its own seems to be dead. A call whose server cannot be reached at all is held,
+5xx; on the rollout's next endpoint where its own seems dead. A call whose server cannot be reached at all is held,
 as if no model were registered: a trainer that was killed serves again soon, maybe elsewhere. Leaving `send` closes a
 connection whose answer was not read to its end, which tells the model server to stop generating.
 """
