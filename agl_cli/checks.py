@@ -23,7 +23,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+from agl_cli import chat_template as templates
 from agl_cli import diagnostics, machine
+from agl_cli.continuity import REMEDIES
 from agl_runtime.config import Project
 from agl_runtime.controller.reward import check_reward
 from agl_runtime.controller.runners.command import TaskPlace, render, split_command
@@ -235,6 +237,21 @@ def policy(project: Project) -> str:
     return f"{folder}: {machine.amount(examine_folder(folder))} parameters"
 
 
+def chat_template(project: Project) -> str:
+    """Tried for real; loading the tokenizer takes seconds."""
+    if project.config.model.endpoint:
+        return "the model server's own, not tried"
+    folder = trainer_checks.policy_folder(project)
+    try:
+        faults = templates.faults(folder)
+    except Exception as error:  # tokenizers and templates raise anything
+        what = f"it could not be tried with tools and a second question: {str(error).rstrip('.')}."
+        raise Doubt(what, "Fetch the model again, or use another chat template.") from error
+    if faults:
+        raise Doubt(f"it {'; it '.join(faults)}.", REMEDIES["template"])
+    return "each turn's prompt begins with that of the turn before"
+
+
 def _require_answer(endpoint: str) -> None:
     """Any HTTP answer will do: not every model server lists its models."""
     try:
@@ -329,7 +346,15 @@ EVALUATION: dict[str, Check] = SCORING | {"validation tasks": tasks_to_measure}
 TRAINING: dict[str, Check] = (
     {"training tasks": training_tasks} | SCORING | {"gpu": gpu, "training": training, "isolation": isolation}
 )
-ALL: dict[str, Check] = {"python": python} | TRAINING | {"warm starts": warm_starts, "disk": disk}
+ALL: dict[str, Check] = (
+    {"python": python}
+    | TRAINING
+    | {
+        "chat template": chat_template,
+        "warm starts": warm_starts,
+        "disk": disk,
+    }
+)
 
 
 def all_for(project: Project) -> dict[str, Check]:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from agl_cli import continuity
+from agl_cli.continuity import NOBODY, Origin, origin_of
 from agl_runtime.calls import Call, RolloutCalls
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Project
@@ -48,6 +50,7 @@ class Recorded:
     events: tuple[Event, ...]
     calls: RolloutCalls
     samples: RolloutSamples
+    origin: Origin = NOBODY
 
     @property
     def requests(self) -> dict[str, Mapping[str, Any]]:
@@ -76,7 +79,7 @@ async def fetch(client: GatewayClient, rollout_id: str, project: Project) -> Rec
     detail = await client.rollout(rollout_id)
     events, calls = await client.events(rollout_id), await client.calls(rollout_id)
     samples = build_samples(calls, _limits(project))
-    return Recorded(detail.rollout, tuple(detail.attempts), tuple(events), calls, samples)
+    return Recorded(detail.rollout, tuple(detail.attempts), tuple(events), calls, samples, origin_of(project))
 
 
 def diagnosed(item: Recorded, project: Project) -> Recorded:
@@ -103,6 +106,13 @@ def _decoder(project: Project) -> Decode | None:
     except Exception as error:  # the package raises nothing narrower
         raise ConfigError(f"{file} is no tokenizer: {error}.", "Fetch or save the model again.") from error
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+async def recent_samples(client: GatewayClient, project: Project, most: int) -> list[RolloutSamples]:
+    """What the newest training rollouts that ended became, with the cause of each break."""
+    decode, limits = _decoder(project), _limits(project)
+    ended = await find(client, Filter((RolloutState.SUCCEEDED, RolloutState.FAILED), "train"), most)
+    return [build_samples(await client.calls(rollout.rollout_id), limits, decode) for rollout in ended]
 
 
 async def rewards(client: GatewayClient, rollouts: Iterable[Rollout]) -> list[float | None]:
@@ -155,6 +165,7 @@ def as_json(item: Recorded) -> dict[str, Any]:
             for sample in item.samples.samples
         ],
         "report": asdict(report),
+        "continuity": continuity.as_json(item.samples, item.origin, (call.info.dialect for call in item.calls.calls)),
         "conversations": [conversation(item.requests[leaf])["messages"] for leaf in item.leaves],
     }
 

@@ -120,6 +120,7 @@ JSON_KEYS: dict[str, dict[str, str]] = {
         "incomplete_calls": "ids of calls that were sent on and whose answer was never recorded",
         "samples": "what training would build: [{tokens, trained_tokens, calls, split, truncated}]",
         "report": "counts: {calls, sampled_tokens, trained_tokens, splits, untrained, dropped}",
+        "continuity": "whose it is and what to do about splits: {harness, template, dialects, remedies by cause}",
         "conversations": "a list of chat messages for each sample, or for the last call where there is none",
     },
     "agl eval": {

@@ -11,11 +11,19 @@ import typer
 from agl_cli import checks, diagnostics, output
 from agl_cli.checks import Finding
 from agl_cli.commands import status
+from agl_cli.continuity import measure, origin_of
 from agl_cli.options import HERE, AsJson, ProjectDir, Settings
 from agl_cli.project import open_project
-from agl_runtime.errors import ConfigError
+from agl_cli.recorded import recent_samples
+from agl_cli.session import open_session
+from agl_cli.supervisor import part_command
+from agl_runtime.config import Project
+from agl_runtime.errors import AglError, ConfigError
+from agl_runtime.part import STORE_FILE
+from agl_runtime.samples.types import RolloutSamples
 
 CONFIGURATION = "agl.yaml"
+LOOKED_AT = 20  # rollouts
 
 
 def doctor(project: ProjectDir = HERE, settings: Settings = None, as_json: AsJson = False) -> None:
@@ -32,6 +40,8 @@ def doctor(project: ProjectDir = HERE, settings: Settings = None, as_json: AsJso
         ]
         look = asyncio.run(status.look(opened))
         findings += [_calls(look)] if look["running"] else []
+        if (opened.state_dir / STORE_FILE).exists():
+            findings.append(_continuity(opened))
     _show(findings, as_json=as_json)
     if any(finding.state == "failed" for finding in findings):
         raise typer.Exit(diagnostics.MISSING)
@@ -46,6 +56,26 @@ def _calls(look: dict[str, Any]) -> Finding:
     return Finding(
         "calls", "warning", f"{what}; the others: {reasons}.", "docs/gateway.md says what each reason means."
     )
+
+
+def _continuity(project: Project) -> Finding:
+    """Of the newest rollouts: how many samples each became, why, and the remedy."""
+    name = "continuity"
+    try:
+        found = measure(asyncio.run(_recent(project)))
+    except AglError as error:
+        return Finding(name, "warning", error.what, error.fix)
+    if not found.samples:
+        return Finding(name, "ok", "no training rollout is recorded that can be trained on")
+    what = found.sentence(origin_of(project))
+    if not found.can_be_mended:
+        return Finding(name, "ok", what)
+    return Finding(name, "warning", f"{what}.", " ".join(found.remedies.values()))
+
+
+async def _recent(project: Project) -> list[RolloutSamples]:
+    async with open_session(project, [part_command("gateway", project.root, ())], "doctor") as session:
+        return await recent_samples(session.client, project, LOOKED_AT)
 
 
 def _show(findings: list[Finding], *, as_json: bool) -> None:

@@ -194,7 +194,13 @@ def _render_calls(value: Mapping[str, Any]) -> None:
             f"sample {number}: {sample['tokens']} tokens, {sample['trained_tokens']} trained, "
             f"of {len(sample['calls'])} calls{why}{cut}"
         )
-    report = value["report"]
+    report, origin = value["report"], value["continuity"]
+    for cause, remedy in origin["remedies"].items():
+        output.emit(f"split: {report['splits'][cause]} because of {cause}. {remedy}")
+    if origin["remedies"]:
+        output.emit(
+            f"harness {origin['harness']} over {', '.join(origin['dialects'])}, template of {origin['template']}"
+        )
     if sampled := report["sampled_tokens"]:
         trained = report["trained_tokens"]
         output.emit(f"trainable: {trained} of {sampled} sampled tokens ({trained / sampled:.0%})")

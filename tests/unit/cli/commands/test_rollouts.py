@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from agl_cli.commands import rollouts
 from agl_cli.main import app
-from agl_runtime.calls import RolloutCalls
+from agl_runtime.calls import RolloutCalls, ids_array
 from agl_runtime.schemas import (
     Event,
     Rollout,
@@ -37,11 +38,15 @@ class FakeGateway:
     async def events(self, rollout_id: str) -> list[Event]:
         response = {"choices": [{"message": {"role": "assistant", "content": rollout_id}}]}
         request = {"messages": [{"role": "user", "content": "Who?"}]}
-        data = {"call_id": "c0", "dialect": "chat", "request": request, "response": response}
-        return [Event(event_type="model_request", rollout_id=rollout_id, attempt_id="0", timestamp=0.0, data=data)]
+        data = {"dialect": "chat", "request": request, "response": response}
+        about: dict[str, Any] = {"rollout_id": rollout_id, "attempt_id": "0", "timestamp": 0.0}
+        return [Event(event_type="model_request", data={**data, "call_id": name}, **about) for name in ("c0", "c1")]
 
     async def calls(self, rollout_id: str) -> RolloutCalls:
-        return make_calls(rollout_id, 1.0, make_call(rollout_id))
+        """The second call of the rollout `split` goes on from the first, but not by its ids."""
+        first = make_call(rollout_id)
+        later = replace(make_call(rollout_id, "c1"), prompt_ids=ids_array([1, 2, 9]))
+        return make_calls(rollout_id, 1.0, first, *([later] if rollout_id == "split" else []))
 
 
 def _rollout(name: str) -> Rollout:
@@ -79,3 +84,21 @@ def test_supervised_data_leaves_held_out_tasks_out_unless_they_are_asked_for(
 
 def test_whole_rollouts_are_exported_of_either_mode(root: Path) -> None:
     assert [row["rollout"]["rollout_id"] for row in export(root)] == ["train", "val"]
+
+
+def test_a_rollout_that_split_is_shown_with_the_reason_and_the_remedy(root: Path) -> None:
+    (root / "model" / "tokenizer.json").unlink()
+    words = ["rollouts", "show", "split", "--project", str(root)]
+    shown = CliRunner().invoke(app, words, catch_exceptions=False).stdout.splitlines()
+    assert "sample 2: 6 tokens, 3 trained, of 1 calls; it broke off an earlier one: undiagnosed" in shown
+    (split,) = [line for line in shown if line.startswith("split: ")]
+    assert split.startswith("split: 1 because of undiagnosed. Set model.path to a folder that holds the policy's")
+    assert "harness agent.py over chat, template of model" in shown
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).stdout)
+    assert (found["continuity"]["harness"], list(found["continuity"]["remedies"])) == ("agent.py", ["undiagnosed"])
+
+
+def test_a_rollout_in_one_piece_needs_no_remedy(root: Path) -> None:
+    shown = CliRunner().invoke(app, ["rollouts", "show", "val", "--project", str(root)], catch_exceptions=False).stdout
+    assert "sample 1: 5 tokens, 3 trained, of 1 calls" in shown
+    assert "split" not in shown

@@ -1,0 +1,92 @@
+"""How well harness and chat template keep a conversation together: how many samples a rollout became, why it split,
+and what to do about it. Pure.
+
+A turn whose prompt begins with all ids of the turn before goes on with its sample; any other begins a new one, which is
+trained on as well but costs its whole history again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agl_runtime.config import Project
+from agl_runtime.controller.runners.command import split_command
+from agl_runtime.samples.types import RolloutSamples
+
+# By cause (see `agl_runtime.samples.diagnose`).
+REMEDIES: Mapping[str, str] = {
+    "template": "Use a chat template that leaves earlier turns as they were (many drop their reasoning), and settings "
+    "of the harness that keep its instructions and tools the same in mid-run (docs/agents.md).",
+    "trimmed": "Use a chat template that does not trim what the assistant said, or a harness that sends it back whole.",
+    "retokenized": "Nothing is lost but compute: the policy spelled a text in unusual tokens. A lower "
+    "train.temperature makes that rarer.",
+    "truncated": "Tell the harness what context is served (docs/agents.md), so that it keeps its history longer.",
+    "omitted": "Tell the model in the harness's prompt what form answers must have: those that it cannot use it leaves "
+    "out of its history.",
+    "undiagnosed": "Set model.path to a folder that holds the policy's tokenizer.json, so that the cause can be told.",
+    "other": "Nothing to mend: sub-agents, branches and compactions begin samples of their own.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose conversations these are, as agl.yaml has it now: the agent's program, and whose chat template."""
+
+    harness: str = ""
+    template: str = ""
+
+
+NOBODY = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Continuity:
+    """`samples` counts rollouts by the number of samples that they became, `splits` by cause the samples that broke off
+    an earlier one."""
+
+    samples: Counter[int] = field(default_factory=Counter)
+    splits: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def remedies(self) -> dict[str, str]:
+        """By cause, the most frequent first."""
+        return {cause: REMEDIES[cause] for cause, _ in self.splits.most_common()}
+
+    @property
+    def can_be_mended(self) -> bool:
+        return bool(self.splits.keys() - {"other"})
+
+    def sentence(self, origin: Origin) -> str:
+        became = ", ".join(
+            f"{count} became {size} sample{'s' if size > 1 else ''}" for size, count in sorted(self.samples.items())
+        )
+        why = ", ".join(f"{count} {cause}" for cause, count in self.splits.most_common())
+        told = f"of the newest {self.samples.total()} rollouts of {origin.harness}, {became}"
+        return f"{told}; splits: {why} (template of {origin.template})" if why else told
+
+
+def measure(rollouts: Iterable[RolloutSamples]) -> Continuity:
+    """Of rollouts that can be trained on at all."""
+    found = Continuity()
+    for rollout in rollouts:
+        if rollout.samples:
+            found.samples[len(rollout.samples)] += 1
+            found.splits.update(rollout.report.splits)
+    return found
+
+
+def origin_of(project: Project) -> Origin:
+    model, words = project.config.model, split_command(project.config.agent.command)
+    program = Path(words[0]).name
+    if program.startswith("python"):
+        program = next((word for word in words[1:] if not word.startswith("-")), program)
+    return Origin(program, model.endpoint or str(model.path))
+
+
+def as_json(samples: RolloutSamples, origin: Origin, dialects: Iterable[str]) -> dict[str, Any]:
+    """Of one rollout; the counts stand in its report."""
+    return {**asdict(origin), "dialects": sorted(set(dialects)), "remedies": measure([samples]).remedies}

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agl_cli.continuity import REMEDIES, Continuity, Origin, as_json, measure, origin_of
+from agl_cli.project import open_project
+from agl_runtime.samples import diagnose
+from agl_runtime.samples.build import UNDIAGNOSED
+from agl_runtime.samples.types import RolloutSamples
+from fakes.projects import make_project
+from fakes.trained import make_samples
+
+ORIGIN = Origin("claude", "models/m")
+
+
+def rollout(samples: int, **splits: int) -> RolloutSamples:
+    made = make_samples("r", samples=samples)
+    made.report.splits.update(splits)
+    return made
+
+
+def test_every_cause_has_a_remedy() -> None:
+    causes = {
+        line.split()[0] for line in str(diagnose.__doc__).splitlines() if line.startswith("    ") and line[4] != " "
+    }
+    assert causes | {UNDIAGNOSED} == set(REMEDIES)
+
+
+def test_rollouts_are_counted_by_their_samples_and_splits_by_cause() -> None:
+    found = measure(
+        [rollout(1), rollout(1), rollout(3, template=1, other=1), rollout(2, template=1), rollout(0, other=1)]
+    )
+    assert found.sentence(ORIGIN) == (
+        "of the newest 4 rollouts of claude, 2 became 1 sample, 1 became 2 samples, 1 became 3 samples; "
+        "splits: 2 template, 1 other (template of models/m)"
+    )
+    assert list(found.remedies) == ["template", "other"]
+    assert found.can_be_mended
+
+
+def test_what_did_not_split_needs_no_remedy() -> None:
+    found = measure([rollout(1)])
+    assert found.sentence(ORIGIN) == "of the newest 1 rollouts of claude, 1 became 1 sample"
+    assert (found.remedies, found.can_be_mended) == ({}, False)
+    assert not measure([rollout(2, other=1)]).can_be_mended
+    assert measure([]) == Continuity()
+
+
+@pytest.mark.parametrize(
+    ("command", "harness"),
+    [
+        ("claude -p {question}", "claude"),
+        ("/opt/bin/codex exec {question}", "codex"),
+        ("python -u agent.py {question}", "agent.py"),
+        ("python3.12 -m my.agent {question}", "my.agent"),
+        ("python", "python"),
+    ],
+)
+def test_the_harness_is_the_program_that_runs(tmp_path: Path, command: str, harness: str) -> None:
+    project = open_project(make_project(tmp_path / "p"), [f"agent.command={command}", "model.path=models/m"])
+    assert origin_of(project) == Origin(harness, "models/m")
+
+
+def test_one_rollout_names_its_dialects_and_remedies() -> None:
+    found = as_json(rollout(2, trimmed=1), ORIGIN, ["messages", "chat", "messages"])
+    remedies = {"trimmed": REMEDIES["trimmed"]}
+    assert found == {
+        "harness": "claude",
+        "template": "models/m",
+        "dialects": ["chat", "messages"],
+        "remedies": remedies,
+    }
