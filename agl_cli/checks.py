@@ -23,7 +23,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from agl_cli import chat_template as templates
 from agl_cli import diagnostics, machine
 from agl_cli.continuity import REMEDIES
 from agl_runtime.config import Project
@@ -242,13 +241,16 @@ def chat_template(project: Project) -> str:
     if project.config.model.endpoint:
         return "the model server's own, not tried"
     folder = trainer_checks.policy_folder(project)
+    packages(project)
+    from agl_runtime.trainer.backends.embedded.template_trial import faults
+
     try:
-        faults = templates.faults(folder)
+        found = faults(folder)
     except Exception as error:  # tokenizers and templates raise anything
         what = f"it could not be tried with tools and a second question: {str(error).rstrip('.')}."
         raise Doubt(what, "Fetch the model again, or use another chat template.") from error
-    if faults:
-        raise Doubt(f"it {'; it '.join(faults)}.", REMEDIES["template"])
+    if found:
+        raise Doubt(f"it {'; it '.join(found)}.", REMEDIES["template"])
     return "each turn's prompt begins with that of the turn before"
 
 

@@ -15,6 +15,7 @@ from agl_cli import checks, machine
 from agl_cli.main import app
 from agl_cli.project import open_project
 from fakes.projects import make_model_folder, make_project
+from fakes.tiny_model import make_tiny_tokenizer
 
 
 def agl(*arguments: str) -> Result:
@@ -288,3 +289,39 @@ def test_a_driver_that_fails_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert machine.find_gpu() is None
+
+
+def save_template(folder: Path, template: str) -> None:
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+
+
+def test_doctor_names_the_remedy(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "project")
+    project = open_project(root)
+    save_template(
+        root / "model", "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}"
+    )
+    (finding,) = checks.examine(project, {"chat template": checks.chat_template})
+    assert (finding.state, finding.what) == (
+        "warning",
+        "it writes what stands before an answer anew once the answer is there; it writes earlier turns anew when the user "
+        "speaks again.",
+    )
+    assert finding.fix.startswith("Use a chat template that leaves earlier turns as they were")
+
+
+def test_a_template_that_refuses_the_conversation_is_told(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "project")
+    project = open_project(root)
+    save_template(root / "model", "{{ raise_exception('no system messages') }}")
+    (finding,) = checks.examine(project, {"chat template": checks.chat_template})
+    assert finding.state == "warning"
+    assert "The chat template refuses these messages: no system messages." in finding.what
+
+
+def test_the_template_of_a_foreign_server_is_not_tried(tmp_path: Path) -> None:
+    project = open_project(make_project(tmp_path / "project"), ["model.endpoint=http://127.0.0.1:9/v1"])
+    (finding,) = checks.examine(project, {"chat template": checks.chat_template})
+    assert (finding.state, finding.what) == ("ok", "the model server's own, not tried")

@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agl_cli import checks
-from agl_cli.chat_template import faults
-from agl_cli.project import open_project
-from fakes.projects import make_project
+from agl_runtime.trainer.backends.embedded.template_trial import faults
 from fakes.tiny_model import TEMPLATE, make_tiny_tokenizer
 
 THINKING = TEMPLATE.replace("{{ m.content }}", "<think>{{ m.reasoning_content or '' }}</think>{{ m.content }}")
@@ -52,27 +49,3 @@ def save(folder: Path, template: str) -> Path:
 )
 def test_what_a_template_does_to_earlier_turns(tmp_path: Path, template: str, found: list[str]) -> None:
     assert faults(save(tmp_path, template)) == found
-
-
-def test_doctor_names_the_remedy(tmp_path: Path) -> None:
-    root = make_project(tmp_path / "project")
-    project = open_project(root)
-    save(root / str(project.config.model.path), FORGETFUL)
-    (finding,) = checks.examine(project, {"chat template": checks.chat_template})
-    assert (finding.state, finding.what) == ("warning", "it writes earlier turns anew when the user speaks again.")
-    assert finding.fix.startswith("Use a chat template that leaves earlier turns as they were")
-
-
-def test_a_template_that_refuses_the_conversation_is_told(tmp_path: Path) -> None:
-    root = make_project(tmp_path / "project")
-    project = open_project(root)
-    save(root / str(project.config.model.path), "{{ raise_exception('no system messages') }}")
-    (finding,) = checks.examine(project, {"chat template": checks.chat_template})
-    assert finding.state == "warning"
-    assert "The chat template refuses these messages: no system messages." in finding.what
-
-
-def test_the_template_of_a_foreign_server_is_not_tried(tmp_path: Path) -> None:
-    project = open_project(make_project(tmp_path / "project"), ["model.endpoint=http://127.0.0.1:9/v1"])
-    (finding,) = checks.examine(project, {"chat template": checks.chat_template})
-    assert (finding.state, finding.what) == ("ok", "the model server's own, not tried")
