@@ -306,8 +306,8 @@ def test_doctor_names_the_remedy(tmp_path: Path) -> None:
     (finding,) = checks.examine(project, {"chat template": checks.chat_template})
     assert (finding.state, finding.what) == (
         "warning",
-        "it writes what stands before an answer anew once the answer is there; it writes earlier turns anew when the user "
-        "speaks again.",
+        "it writes what stands before an answer anew once the answer is there; it writes earlier turns anew when the "
+        "user speaks again.",
     )
     assert finding.fix.startswith("Use a chat template that leaves earlier turns as they were")
 
