@@ -27,9 +27,9 @@ Raw = dict[str, Any]
 class Answer:
     """What one request is answered with. Ids and log-probabilities are right unless a field says otherwise.
 
-    `ids` and `prompt_ids`: "right", "null", "absent" or "short" (one fewer than the usage says). `logprobs`: "right",
-    "absent", "short" or "nan". `fault` breaks the transport: "drop" closes before any byte, "garbage" sends no JSON,
-    "list" sends JSON that is no object, "empty" an object without choices, "cut" closes a stream after its first
+    `ids` and `prompt_ids`: "right", "null", "absent", "empty" or "short" (one fewer than the usage says). `logprobs`:
+    "right", "absent", "short" or "nan". `fault` breaks the transport: "drop" closes before any byte, "garbage" sends no
+    JSON, "list" sends JSON that is no object, "empty" an object without choices, "cut" closes a stream after its first
     content. `status` other than 200 sends `error`. `gated` waits for `server.release()` before the first byte, and
     `gated_end` before the last chunk of a stream.
     """
@@ -38,8 +38,8 @@ class Answer:
     tool_calls: Sequence[Raw] = ()
     finish_reason: str = "stop"
     reasoning: str | None = None
-    ids: Literal["right", "null", "absent", "short"] = "right"
-    prompt_ids: Literal["right", "null", "absent", "short"] = "right"
+    ids: Literal["right", "null", "absent", "empty", "short"] = "right"
+    prompt_ids: Literal["right", "null", "absent", "empty", "short"] = "right"
     logprobs: Literal["right", "absent", "short", "nan"] = "right"
     versions: Sequence[Raw] | None = None
     model: str | None = None
@@ -161,7 +161,7 @@ class FakeModelServer:
             if answer.gated:
                 await self._gate.wait()
             return await self._answer(request, kind, body, answer)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionResetError):
             self._note(self._count_cancelled)
             raise
 
@@ -233,7 +233,7 @@ def whole_answer(kind: str, body: Raw, answer: Answer, model: str) -> Raw:
             choice["message"]["reasoning_content"] = answer.reasoning
         if answer.tool_calls:
             choice["message"]["tool_calls"] = list(answer.tool_calls)
-            choice["finish_reason"] = "tool_calls"
+            choice["finish_reason"] = "tool_calls" if answer.finish_reason == "stop" else answer.finish_reason
     else:
         choice["text"] = answer.text
     whole: Raw = {"id": "cmpl-1", "object": "chat.completion" if chat else "text_completion", "created": 1}
@@ -252,7 +252,7 @@ def whole_answer(kind: str, body: Raw, answer: Answer, model: str) -> Raw:
 
 def _put(place: Raw, key: str, ids: list[int], how: str) -> None:
     if how != "absent":
-        place[key] = {"right": ids, "null": None, "short": ids[:-1]}[how]
+        place[key] = {"right": ids, "null": None, "empty": [], "short": ids[:-1]}[how]
 
 
 def _logprobs(sampled: list[int], how: str, chat: bool) -> Raw:

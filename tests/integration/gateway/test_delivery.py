@@ -49,19 +49,6 @@ async def settled(gateway: RunningGateway) -> list[StoredCall]:
     return await gateway.store.calls("r1")
 
 
-async def test_a_harness_that_leaves_cancels_the_generation_and_leaves_a_cut_call(
-    gateway: RunningGateway, model: FakeModelServer
-) -> None:
-    model.script = [Answer(gated=True)]
-    task = asyncio.create_task(gateway.http.post(url(gateway), json=BODY))
-    await seen(model, 1)
-    task.cancel()
-    await asyncio.to_thread(model.wait_for, lambda server: server.cancelled == 1)
-    (call,) = await settled(gateway)
-    assert (call.info.reason, call.info.delivered, call.info.http_status) == ("cut", False, 499)
-    assert (await gateway.http.get("/proxy/state")).json()["inflight"] == 0
-
-
 async def test_a_harness_that_leaves_a_stream_leaves_what_had_come(
     gateway: RunningGateway, model: FakeModelServer, client: openai.AsyncOpenAI
 ) -> None:
@@ -126,15 +113,6 @@ async def test_a_marked_retry_joins_the_call_that_still_runs(gateway: RunningGat
     assert (len(model.requests), model.cancelled) == (1, 0)
     (call,) = await gateway.calls()
     assert (call.info.delivered, call.info.trainable) == (True, True)
-
-
-async def test_the_same_bytes_without_a_mark_are_a_new_call_and_both_count(
-    gateway: RunningGateway, model: FakeModelServer
-) -> None:
-    for _ in range(2):
-        await gateway.http.post(url(gateway), json=BODY)
-    assert len(model.requests) == 2
-    assert [call.info.trainable for call in await gateway.calls()] == [True, True]
 
 
 async def test_a_retry_of_what_failed_or_never_came_is_sampled(gateway: RunningGateway, model: FakeModelServer) -> None:

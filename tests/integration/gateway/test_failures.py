@@ -208,35 +208,6 @@ async def test_a_mistake_of_the_agent_is_told_as_the_server_put_it(
     assert await failures(gateway) == []
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (Answer(ids="null"), "no_sampled_ids"),
-        (Answer(ids="absent"), "no_sampled_ids"),
-        (Answer(ids="short"), "ids_missing"),
-        (Answer(prompt_ids="null"), "no_prompt_ids"),
-        (Answer(prompt_ids="absent"), "no_prompt_ids"),
-        (Answer(prompt_ids="short"), "ids_missing"),
-        (Answer(logprobs="absent"), "no_logprobs"),
-        (Answer(logprobs="short"), "logprobs_length"),
-        (Answer(logprobs="nan"), "logprobs_not_finite"),
-        (Answer(model="another"), "wrong_model"),
-        (Answer(text=""), "empty_generation"),
-        (Answer(versions=[{"version": "1.3", "start": 0, "end": 1}]), "mixed_versions"),
-    ],
-)
-async def test_an_answer_with_a_flaw_reaches_the_agent_and_is_not_trained(
-    gateway: RunningGateway, model: FakeModelServer, answer: Answer, reason: str, stream: bool
-) -> None:
-    model.script = [answer]
-    response = await post(gateway, stream=stream)
-    assert response.status_code == 200
-    assert answer.text in response.text
-    assert await reasons(gateway) == [reason]
-    assert await failures(gateway) == []
-
-
 @pytest.mark.parametrize("failure", [Answer(fault="drop"), Answer(status=503)])
 async def test_a_failure_before_the_first_byte_is_tried_again_on_another_endpoint(
     tmp_path: Path, failure: Answer
@@ -273,18 +244,6 @@ async def test_a_mistake_of_the_agent_is_not_tried_again(tmp_path: Path, model: 
         await gateway.add()
         assert (await post(gateway)).status_code == 400
         assert len(model.requests) == 1
-
-
-async def test_weights_that_change_under_a_call_make_it_untrainable(
-    gateway: RunningGateway, model: FakeModelServer
-) -> None:
-    model.script = [Answer(gated=True)]
-    task = asyncio.create_task(post(gateway))
-    await asyncio.to_thread(model.wait_for, lambda server: len(server.requests) == 1)
-    gateway.register(model.url, version=4, run_epoch=1)
-    model.release()
-    assert (await task).status_code == 200
-    assert await reasons(gateway) == ["mixed_versions"]
 
 
 async def test_distribution_parameters_are_refused_where_configured(tmp_path: Path, model: FakeModelServer) -> None:

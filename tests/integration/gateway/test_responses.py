@@ -127,12 +127,6 @@ async def test_a_marked_retry_gets_the_recorded_answer_as_a_stream(
     assert orjson.loads(ends[0])["response"] == orjson.loads(ends[1])["response"]
 
 
-@pytest.mark.parametrize("body", [b"[]", b"null", b'"x"', b"{"])
-async def test_a_body_that_is_no_object_is_refused(gateway: RunningGateway, body: bytes) -> None:
-    refused = await gateway.http.post(f"{gateway.base()}/responses", content=body)
-    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
-
-
 async def test_a_websocket_is_answered_426_and_the_connection_goes_on(gateway: RunningGateway) -> None:
     headers = {
         "connection": "Upgrade",

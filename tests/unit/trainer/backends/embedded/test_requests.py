@@ -161,6 +161,12 @@ def test_text_parts_are_joined_and_developer_is_system(codec: Codec) -> None:
     assert "one\ntwo" in text
 
 
+def test_a_cache_mark_and_one_text_part_render_as_the_plain_text(codec: Codec) -> None:
+    marked = {"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}}
+    messages = [{"role": "user", "content": [marked], "cache_control": {"type": "ephemeral"}}]
+    assert rendered(codec, messages) == rendered(codec, [{"role": "user", "content": "one"}])
+
+
 @pytest.mark.parametrize(
     ("message", "what"),
     [
