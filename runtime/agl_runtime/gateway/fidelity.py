@@ -14,10 +14,13 @@ from agl_runtime.calls import VersionSpan
 from agl_runtime.gateway.internal import Answer, Json
 from agl_runtime.schemas import Mode, Model
 
+# What model servers fill in from a model's own `generation_config.json`, with the value that changes nothing.
+PLAIN = {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 # What changes the distribution that tokens are sampled from, with the value that changes nothing beside null and empty.
 _NEUTRAL = {
-    **dict.fromkeys(("top_p", "typical_p", "repetition_penalty", "length_penalty"), 1),
-    **dict.fromkeys(("top_k", "min_p", "presence_penalty", "frequency_penalty", "min_tokens", "use_beam_search"), 0),
+    **PLAIN,
+    **dict.fromkeys(("typical_p", "length_penalty"), 1),
+    **dict.fromkeys(("min_tokens", "use_beam_search"), 0),
     **dict.fromkeys(("logit_bias", "bad_words", "allowed_token_ids", "structured_outputs"), 0),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), 0),
 }
@@ -54,7 +57,7 @@ def judge(answer: Answer, around: Circumstances) -> Verdict:
 def changed_params(body: Json) -> tuple[str, ...]:
     """Names of the request's parameters that change the distribution which tokens are sampled from."""
     names = [name for name, neutral in _NEUTRAL.items() if body.get(name) not in (None, neutral, {}, [])]
-    if body.get("top_k") == -1:
+    if body.get("top_k") == 0:
         names.remove("top_k")
     wanted_format = body.get("response_format")
     if isinstance(wanted_format, dict) and wanted_format.get("type") not in (None, "text"):

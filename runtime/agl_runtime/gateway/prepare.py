@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 
 from agl_runtime.config import Config
-from agl_runtime.gateway.fidelity import changed_params
+from agl_runtime.gateway.fidelity import PLAIN, changed_params
 from agl_runtime.gateway.internal import CallRefused, Json, ModelRequest
 from agl_runtime.gateway.parents import as_sampled
-from agl_runtime.schemas import Mode
+from agl_runtime.schemas import Mode, Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +22,19 @@ class Prepared:
     body: Json
     changed_params: tuple[str, ...]
 
-    def dump(self, model: str, sampled: Mapping[str, str]) -> bytes:
-        """What is sent to a server of the model `model`; `sampled` are the arguments of known tool calls."""
-        body = {**self.body, "model": model}
+    def dump(self, server: Model, sampled: Mapping[str, str]) -> bytes:
+        """What is sent to `server`; `sampled` are the arguments of known tool calls. The salt keeps what older weights
+        made of the same prefix, and a server has in its cache, out of this call."""
+        salt, own = str(server.policy_version), self.body.get("cache_salt")
+        body = {**self.body, "model": server.model, "cache_salt": salt if own is None else f"{salt} {own}"}
         if sampled and isinstance(body.get("messages"), list):
             body["messages"] = [as_sampled(message, sampled) for message in body["messages"]]
         return orjson.dumps(body)
 
 
 def prepare(request: ModelRequest, mode: Mode, config: Config) -> Prepared:
-    """Force what training needs: temperature, token ids and log-probabilities; and the one name for instructions that
-    open models' templates know. Raises CallRefused."""
+    """Force what training needs: temperature, the whole distribution where the harness does not narrow it itself, token
+    ids and log-probabilities; and the one name for instructions that templates know. Raises CallRefused."""
     changed = changed_params(request.body)
     if changed and mode == "train" and config.gateway.distribution_params == "refuse":
         raise CallRefused(
@@ -41,7 +43,8 @@ def prepare(request: ModelRequest, mode: Mode, config: Config) -> Prepared:
             http_status=400,
         )
     temperature = config.train.temperature if mode == "train" else config.eval.temperature
-    body = {**request.body, "return_token_ids": True, "temperature": temperature}
+    left_open = {name: value for name, value in PLAIN.items() if request.body.get(name) is None}
+    body = {**request.body, **left_open, "return_token_ids": True, "temperature": temperature}
     if mode == "train":
         body["logprobs"] = request.operation == "chat/completions" or _alternatives(request.body.get("logprobs"))
     if isinstance(body.get("messages"), list):

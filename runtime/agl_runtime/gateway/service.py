@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from json import JSONDecodeError
 
 from starlette.responses import Response
@@ -138,10 +139,9 @@ class CallService:
             call.may_cancel = False
             call.started_at = time.monotonic()
             name = self.registry.resolve(call.request.model)
-            body = call.prepared.dump(name, call.attempt.sampled)
             self._classify(call)
             await self.recorder.intend(call)
-            answer, response = await self._answer(call, name, body)
+            answer, response = await self._answer(call, name)
             await self.recorder.answer(call, answer, response)
         call.exchange.call_id = call.call_id
         if call.events is None:
@@ -156,11 +156,12 @@ class CallService:
         call.is_auxiliary = is_auxiliary(asked, meant, policy=policy, has_asked_policy=attempt.has_asked_policy)
         attempt.has_asked_policy |= meant == policy
 
-    async def _answer(self, call: Call, name: str, body: bytes) -> tuple[Answer, Json]:
+    async def _answer(self, call: Call, name: str) -> tuple[Answer, Json]:
         """The whole answer of the model server, also as the harness gets it; every other end is put on record here."""
         try:
             call.allow_cancel()
             operation, keep_alive = call.request.operation, call.keep_alive
+            body = partial(call.prepared.dump, sampled=call.attempt.sampled)
             async with self.upstream.send(name, call.attempt.rollout_id, operation, body, keep_alive) as reply:
                 call.reply = reply
                 if call.request.stream:

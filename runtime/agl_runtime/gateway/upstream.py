@@ -34,6 +34,7 @@ ANSWER_BYTES = 512 * 2**20  # as JSON: a million tokens with all that is told of
 RETRIED_STATUSES = frozenset({408, 409, 429})
 DEAD_STATUSES = frozenset({None, 502, 503, 504})  # a single 500 would cost all its rollouts their caches
 OVERFLOW_CODE = "context_length_exceeded"
+Body = Callable[[Model], bytes]  # what a server is sent: its policy version stands in it
 DONE = b"[DONE]"
 # vLLM gives a context overflow no code of its own.
 _OVERFLOW_PHRASES = ("maximum context length", "maximum model length", "maximum context size")
@@ -93,7 +94,7 @@ class Upstream:
 
     @asynccontextmanager
     async def send(
-        self, name: str, rollout_id: str, operation: Operation, body: bytes, keep_alive: Callable[[], None]
+        self, name: str, rollout_id: str, operation: Operation, body: Body, keep_alive: Callable[[], None]
     ) -> AsyncIterator[Reply]:
         """For a call in flight. Raises ServerFailed when no server of the model `name` gave an answer."""
         reply = await self._first_answer(name, rollout_id, operation, body, keep_alive)
@@ -117,7 +118,7 @@ class Upstream:
         return count if type(count) is int else None
 
     async def _first_answer(
-        self, name: str, rollout_id: str, operation: Operation, body: bytes, keep_alive: Callable[[], None]
+        self, name: str, rollout_id: str, operation: Operation, body: Body, keep_alive: Callable[[], None]
     ) -> Reply:
         tried, outages, away_since = 0, 0, 0.0
         while True:
@@ -125,7 +126,9 @@ class Upstream:
             try:
                 if model is None:
                     raise ServerFailed("The model server was withdrawn.", is_away=True)
-                return Reply(model, tried, await self._post(model, f"{model.endpoint.rstrip('/')}/{operation}", body))
+                return Reply(
+                    model, tried, await self._post(model, f"{model.endpoint.rstrip('/')}/{operation}", body(model))
+                )
             except ServerFailed as error:
                 if model is not None and error.status in DEAD_STATUSES:
                     self.registry.report_failure(model)

@@ -8,12 +8,14 @@ import pytest
 from agl_runtime.gateway.dialects import all_dialects
 from agl_runtime.gateway.internal import CallRefused, ModelRequest
 from agl_runtime.gateway.prepare import prepare
-from agl_runtime.schemas import Mode
+from agl_runtime.schemas import Mode, Model
 from fakes.running_gateway import config
 
 RECORD = config(train={"temperature": 1.0}, eval={"temperature": 0.2})
 REFUSE = config(gateway={"distribution_params": "refuse"})
 MESSAGES = [{"role": "user", "content": "hi"}]
+SERVER = Model(model="policy", endpoint="http://127.0.0.1:1/v1", version=7, run_epoch=2)
+PLAIN = {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 
 
 def chat(**body: Any) -> ModelRequest:
@@ -25,7 +27,7 @@ def text(**body: Any) -> ModelRequest:
 
 
 def sent(request: ModelRequest, mode: Mode = "train") -> dict[str, Any]:
-    body: dict[str, Any] = orjson.loads(prepare(request, mode, RECORD).dump("policy", {}))
+    body: dict[str, Any] = orjson.loads(prepare(request, mode, RECORD).dump(SERVER, {}))
     return body
 
 
@@ -38,12 +40,33 @@ def test_training_forces_temperature_ids_and_logprobs() -> None:
         "logprobs": True,
         "return_token_ids": True,
         "max_tokens": 9,
+        "cache_salt": "2.7",
+        **PLAIN,
     }
 
 
 def test_validation_has_its_own_temperature_and_asks_for_no_logprobs() -> None:
     body = sent(chat(), "val")
     assert (body["temperature"], body["return_token_ids"], "logprobs" in body) == (0.2, True, False)
+
+
+@pytest.mark.parametrize("mode", ["train", "val"])
+@pytest.mark.parametrize("ask", [chat, text])
+def test_the_whole_distribution_is_asked_for_whatever_the_model_servers_defaults_are(ask: Any, mode: Mode) -> None:
+    body = sent(ask(top_p=0.5, min_p=None), mode)
+    assert {name: body[name] for name in PLAIN} == PLAIN | {"top_p": 0.5}
+    assert prepare(ask(**PLAIN), "train", RECORD).changed_params == ()
+    assert prepare(ask(top_k=0), "train", RECORD).changed_params == ()
+
+
+def test_a_prefix_that_older_weights_left_in_a_cache_is_not_asked_for() -> None:
+    prepared = prepare(chat(), "train", RECORD)
+    salts = [
+        orjson.loads(prepared.dump(SERVER.model_copy(update={"version": version}), {}))["cache_salt"]
+        for version in (7, 8)
+    ]
+    assert salts == ["2.7", "2.8"]
+    assert sent(chat(cache_salt="a user's"))["cache_salt"] == "2.7 a user's"
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, 1), (0, 1), (5, 5), (True, 1)])
