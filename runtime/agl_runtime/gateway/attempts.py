@@ -76,13 +76,15 @@ class Call:
 
 @dataclass(eq=False)
 class Attempt:
-    """`answered` maps the tool-call ids of its answers to the calls that gave them, and `sampled` those that only one
-    call gave to their arguments, as far as that was since the gateway's start. `repeats` counts requests that were
-    sent again without the mark of a retry: each is a call of its own."""
+    """`answers` maps the ids of its answers to their calls, `answered` the tool-call ids in them to
+    the calls that gave them, and `sampled` those that only one call gave to their arguments, as far as that was since
+    the gateway's start. `repeats` counts requests that were sent again without the mark of a retry: each is a call of
+    its own."""
 
     rollout: Rollout
     attempt_id: str
     is_closed: bool
+    answers: dict[str, str] = field(default_factory=dict)
     answered: dict[str, list[str]] = field(default_factory=dict)
     sampled: dict[str, str] = field(default_factory=dict)
     has_asked_policy: bool = False
@@ -115,7 +117,9 @@ class Attempt:
     def run_of(self, retry_key: str) -> Call | None:
         return next((call for call in self.running if call.retry_key == retry_key and not call.is_abandoned), None)
 
-    def remember(self, call_id: str, tool_calls: Mapping[str, str]) -> None:
+    def remember(self, call_id: str, answer_id: str | None, tool_calls: Mapping[str, str]) -> None:
+        if answer_id:
+            self.answers[answer_id] = call_id
         for tool_call_id, arguments in tool_calls.items():
             if tool_call_id in self.answered:
                 self.sampled.pop(tool_call_id, None)
@@ -150,7 +154,8 @@ class Attempts:
             return attempt
         for call in await self.store.calls(rollout_id, attempt_id):
             attempt.has_asked_policy |= self.registry.meant(call.info.model) == self.registry.policy
-            attempt.remember(call.info.call_id, dict.fromkeys(call.side.get("tool_call_ids", ()), ""))
+            tool_calls = dict.fromkeys(call.side.get("tool_call_ids", ()), "")
+            attempt.remember(call.info.call_id, call.side.get("answer_id"), tool_calls)
         attempt.is_closed = any(is_meant((rollout_id, attempt_id)) for is_meant in self._closing)
         return attempt if attempt.is_closed else self._open.setdefault((rollout_id, attempt_id), attempt)
 

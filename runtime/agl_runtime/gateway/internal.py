@@ -21,8 +21,9 @@ Operation = Literal["chat/completions", "completions"]
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """`original` is the harness's body, `body` what becomes of it; both are never changed. `wants_*` say which extras
-    the harness asked for itself: all others are stripped from its answer."""
+    """`original` is the harness's body, with what it only named put in; `body` what becomes of it; both are never
+    changed. `answer_id` is what a harness may call the answer later, `continues` the answer that its history says it
+    goes on from. `wants_*` say which extras the harness asked for itself: all others are stripped from its answer."""
 
     dialect: str
     operation: Operation
@@ -33,6 +34,8 @@ class ModelRequest:
     wants_ids: bool = False
     wants_logprobs: bool = False
     wants_usage: bool = False
+    answer_id: str | None = None
+    continues: str | None = None
     side: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -71,6 +74,7 @@ class CallRefused(GatewayError):
     http_status: int
     reason: str = "error"
     code: str | None = None
+    param: str | None = None
     retry_after_s: int | None = None
     infrastructure: bool = False
 

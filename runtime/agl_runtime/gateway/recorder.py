@@ -55,7 +55,8 @@ class Recorder:
             model=call.request.model,
             request=call.request.original,
             kind="auxiliary" if call.is_auxiliary else "main",
-            parent_id=parent_of(messages, call.attempt.answered) if isinstance(messages, list) else None,
+            parent_id=call.attempt.answers.get(call.request.continues or "")
+            or parent_of(messages if isinstance(messages, list) else [], call.attempt.answered),
             retry_key=call.retry_key,
         )
         with refusing(call.attempt.attempt_id):
@@ -74,7 +75,7 @@ class Recorder:
             changed_params=call.prepared.changed_params,
         )
         await self._commit(call, response, answer, judge(answer, around), http_status=200)
-        call.attempt.remember(call.call_id, answer.tool_calls)
+        call.attempt.remember(call.call_id, call.request.answer_id, answer.tool_calls)
 
     async def failure(self, call: Call, refused: CallRefused) -> None:
         """The error that the harness gets, with what had come of an answer before it."""
@@ -125,7 +126,11 @@ class Recorder:
             latency_ms=call.latency_ms(),
             retry_count=call.reply.retries if call.reply else 0,
             usage=answer.usage,
-            side={"dialect": dict(call.request.side), "tool_call_ids": list(answer.tool_calls)},
+            side={
+                "dialect": dict(call.request.side),
+                "answer_id": call.request.answer_id if http_status == 200 else None,
+                "tool_call_ids": list(answer.tool_calls),
+            },
         )
         with refusing(call.attempt.attempt_id):
             await self.store.commit_call(commit)

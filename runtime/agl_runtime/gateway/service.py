@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from agl_runtime.gateway import bodies
 from agl_runtime.gateway.attempts import Attempt, Attempts, Call
 from agl_runtime.gateway.capture import StreamAssembler, is_terminal, read_answer
 from agl_runtime.gateway.dialects import Dialect
+from agl_runtime.gateway.dialects.base import Recorded
 from agl_runtime.gateway.exchange import Exchange, ExchangeResponse, Reading
 from agl_runtime.gateway.hold import Hold
 from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest, ServerFailed
@@ -62,7 +63,10 @@ class CallService:
         self, rollout_id: str, attempt_id: str, mode: Mode, dialect: Dialect, raw: bytes, headers: Mapping[str, str]
     ) -> Response:
         """Begin a call, or find the one that a marked retry repeats. Raises CallRefused."""
-        request = dialect.parse(load(raw))
+        body = load(raw)
+        if named := dialect.named(body):
+            body = dialect.completed(body, await self._recorded(rollout_id, attempt_id, named))
+        request = dialect.parse(body)
         prepared = prepare(request, mode, self.config)
         with refusing(attempt_id):
             attempt = await self.attempts.get(rollout_id, attempt_id)
@@ -77,6 +81,17 @@ class CallService:
         call.task = asyncio.create_task(self._run(call))
         attempt.running.add(call)
         return ExchangeResponse(call.exchange, self._reading(attempt, call.exchange, call))
+
+    async def _recorded(self, rollout_id: str, attempt_id: str, named: Iterable[str]) -> dict[str, Recorded]:
+        """Request and answer of those calls of the attempt whose answers are named. Raises CallRefused."""
+        with refusing(attempt_id):
+            attempt = await self.attempts.get(rollout_id, attempt_id)
+            if attempt.is_closed:
+                raise sealed(attempt_id)
+            names = {attempt.answers[name]: name for name in named if name in attempt.answers}
+            calls = await self.store.calls(rollout_id, attempt_id) if names else []
+        found = ((names.get(call.info.call_id), call) for call in calls)
+        return {name: (call.request, call.response) for name, call in found if name and call.response}
 
     async def _again(self, attempt: Attempt, dialect: Dialect, request: ModelRequest, key: str) -> Response | None:
         """The answer to a marked retry: of the call still running, or the recorded one; None where there is none."""

@@ -11,9 +11,23 @@ event gives that event out in `end`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
+
+Recorded = tuple[Json, Json]
+"""The request and the answer of a recorded call, as the dialect said them."""
+
+
+class SelfContained:
+    """Of dialects whose requests hold the whole conversation."""
+
+    def named(self, body: Json) -> set[str]:
+        return set()
+
+    def completed(self, body: Json, recorded: Mapping[str, Recorded]) -> Json:
+        return body
 
 
 class EventStream(Protocol):
@@ -46,6 +60,15 @@ class Dialect(Protocol):
     @property
     def keep_alive(self) -> bytes:
         """What a held stream says meanwhile; harmless to every reader of this dialect."""
+        ...
+
+    def named(self, body: Json) -> set[str]:
+        """Ids of the earlier answers that the body names in place of what they said. Raises CallRefused."""
+        ...
+
+    def completed(self, body: Json, recorded: Mapping[str, Recorded]) -> Json:
+        """The body with what it names put in. `recorded` holds, by id, those of the answers named that the attempt
+        has. Raises CallRefused where one is missing."""
         ...
 
     def parse(self, body: Json) -> ModelRequest:

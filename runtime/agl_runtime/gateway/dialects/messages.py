@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import uuid
 
+from agl_runtime.gateway.dialects.base import SelfContained
 from agl_runtime.gateway.dialects.messages_errors import error_body
-from agl_runtime.gateway.dialects.messages_request import read_body
+from agl_runtime.gateway.dialects.messages_request import continued, read_body
 from agl_runtime.gateway.dialects.messages_stream import MessageStream, event, message_of, replayed
 from agl_runtime.gateway.dialects.openai import require
 from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
@@ -16,7 +17,7 @@ from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
 PATH = "anthropic/v1/messages"
 
 
-class MessagesDialect:
+class MessagesDialect(SelfContained):
     name = "messages"
     path = PATH
     keep_alive = event({"type": "ping"})
@@ -26,6 +27,7 @@ class MessagesDialect:
         require(model is None or isinstance(model, str), "`model` must be a string.")
         require(stream is None or isinstance(stream, bool), "`stream` must be true or false.")
         chat, left_out = read_body(body)
+        message_id = f"msg_{uuid.uuid4().hex}"
         return ModelRequest(
             dialect=self.name,
             operation="chat/completions",
@@ -33,7 +35,9 @@ class MessagesDialect:
             body=chat,
             model=model or "",
             stream=bool(stream),
-            side={"message_id": f"msg_{uuid.uuid4().hex}", "left_out": left_out},
+            answer_id=message_id,
+            continues=continued(body["messages"]),
+            side={"message_id": message_id, "left_out": left_out},
         )
 
     def render(self, request: ModelRequest, answer: Answer) -> Json:

@@ -20,6 +20,7 @@ _READ = {*_RENAMED, "messages", "system", "tools", "tool_choice", "output_config
 _LABELS = {"metadata", "service_tier", "cache_control", "betas"}
 # Claude Code's first system block; it differs from call to call and is not meant for a model.
 _BILLING = "x-anthropic-billing-header"
+SIGNED = "agl."  # begins our signatures; the message's id follows
 _CHOICES = {"any": "required", "none": "none"}
 _FILE = dict.fromkeys(("command", "path", "file_text", "old_str", "new_str", "insert_text"), "string")
 _FILE |= {"insert_line": "integer", "view_range": "array"}
@@ -51,6 +52,15 @@ def read_body(body: Json) -> tuple[Json, list[str]]:
     if chat["messages"][-1]["role"] == "assistant":  # a beginning that the model is to go on with
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
     return chat, left_out
+
+
+def continued(messages: list[Json]) -> str | None:
+    """The message that the assistant's last one is, where its thinking's signature names it."""
+    said = next((message for message in reversed(messages) if message.get("role") == "assistant"), {})
+    blocks = said["content"] if is_objects(said.get("content")) else []
+    signatures = {str(block.get("signature")) for block in blocks if block.get("type") == "thinking"}
+    signature = signatures.pop() if len(signatures) == 1 else ""
+    return signature.removeprefix(SIGNED) if signature.startswith(SIGNED) else None
 
 
 def _messages(body: Json, left_out: list[str]) -> list[Json]:

@@ -16,6 +16,7 @@ from pydantic_core import from_json
 
 from agl_runtime.gateway import bodies
 from agl_runtime.gateway.dialects.messages_errors import error_body
+from agl_runtime.gateway.dialects.messages_request import SIGNED
 from agl_runtime.gateway.dialects.said import SaidCall, calls_of, reasoning_of, text, text_of
 from agl_runtime.gateway.dialects.tools import UNPARSED
 from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
@@ -216,7 +217,7 @@ def _ending(message: Json) -> Iterator[Json]:
 
 def _signature(request: ModelRequest) -> str:
     """Names the answer that the thinking is of; clients want a text here, and pass it back."""
-    return f"agl.{request.side['message_id']}"
+    return f"{SIGNED}{request.side['message_id']}"
 
 
 def _tool_use(call: SaidCall) -> Json:

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from agl_runtime.gateway.dialects.base import SelfContained
 from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest, Operation
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -45,7 +46,7 @@ class OpenAIStream:
         return asked or bool(choice.get("delta") or choice.get("text") or choice.get("finish_reason"))
 
 
-class OpenAIDialect:
+class OpenAIDialect(SelfContained):
     """The parts that both APIs share; `name`, `operation` and `parse` differ."""
 
     name: str
@@ -80,7 +81,7 @@ class OpenAIDialect:
 
 def error_body(refused: CallRefused) -> Json:
     kind = _KINDS.get(refused.http_status, "server_error")
-    return {"error": {"message": str(refused), "type": kind, "param": None, "code": refused.code}}
+    return {"error": {"message": str(refused), "type": kind, "param": refused.param, "code": refused.code}}
 
 
 def event(data: Json) -> bytes:

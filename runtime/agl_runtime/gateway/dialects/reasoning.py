@@ -1,7 +1,7 @@
 """Reasoning that goes out to a harness and comes back byte for byte, in a field that harnesses keep and never read.
 
-The text is sealed with a digest, so that what another service wrote, or a harness cut, is not taken for it. It proves
-nothing beyond that and need not: a harness may say anything within its own conversation.
+The text is sealed with a digest and the id of its answer, so that what another service wrote, or a harness cut, is not
+taken for it. It proves nothing beyond that and need not: a harness may say anything within its own conversation.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ import base64
 import hashlib
 from typing import Any
 
-_MARK = "agl1."
+_MARK = "agl2."
 _DIGEST_BYTES = 8
 
 
-def seal(text: str) -> str:
-    data = text.encode()
+def seal(answer_id: str, text: str) -> str:
+    data = f"{answer_id}\n{text}".encode()
     return _MARK + base64.b64encode(_digest(data) + data).decode()
 
 
-def unseal(sealed: Any) -> str | None:
-    """None for anything that `seal` did not write."""
+def unseal(sealed: Any) -> tuple[str, str] | None:
+    """The answer's id and the text; None for anything that `seal` did not write."""
     if not isinstance(sealed, str) or not sealed.startswith(_MARK):
         return None
     try:
         whole = base64.b64decode(sealed[len(_MARK) :], validate=True)
         data = whole[_DIGEST_BYTES:]
-        return data.decode() if whole[:_DIGEST_BYTES] == _digest(data) else None
+        answer_id, _, text = data.decode().partition("\n")
+        return (answer_id, text) if whole[:_DIGEST_BYTES] == _digest(data) else None
     except ValueError:
         return None
 

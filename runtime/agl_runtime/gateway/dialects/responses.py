@@ -1,18 +1,21 @@
 """OpenAI's Responses API, over the model server's chat completions.
 
-Of a call nothing is kept for the next one: harnesses send the full input, in which our reasoning comes back by its
-sealed text. `side` holds the response's id and time, the way back from shown tools, and what of the request could not
-be shown to the model.
+What a harness only names of earlier calls (`previous_response_id`, `item_reference`) is put in from the record of its
+attempt before the request is read; the call's own record then holds the whole input. `side` holds the response's id and
+time, the way back from shown tools, and what of the request could not be shown to the model.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 
+from agl_runtime.gateway.dialects.base import Recorded
 from agl_runtime.gateway.dialects.openai import KEEP_ALIVE, common, error_body
 from agl_runtime.gateway.dialects.responses_answer import head, whole
-from agl_runtime.gateway.dialects.responses_request import items_of, read
+from agl_runtime.gateway.dialects.responses_history import completed, continued, items_of, named
+from agl_runtime.gateway.dialects.responses_request import read
 from agl_runtime.gateway.dialects.responses_stream import ResponsesStream
 from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
 
@@ -22,10 +25,17 @@ class ResponsesDialect:
     path = "openai/v1/responses"
     keep_alive = KEEP_ALIVE
 
+    def named(self, body: Json) -> set[str]:
+        return named(body)
+
+    def completed(self, body: Json, recorded: Mapping[str, Recorded]) -> Json:
+        return completed(body, recorded)
+
     def parse(self, body: Json) -> ModelRequest:
         chat, notes = read(body)
-        side = {"response_id": f"resp_{secrets.token_hex(16)}", "created_at": int(time.time()), **notes}
-        read_alike = {**common(body), "body": chat}
+        response_id, continues = f"resp_{secrets.token_hex(16)}", continued(items_of(body))
+        side = {"response_id": response_id, "created_at": int(time.time()), **notes}
+        read_alike = {**common(body), "body": chat, "answer_id": response_id, "continues": continues}
         return ModelRequest(dialect=self.name, operation="chat/completions", side=side, **read_alike)
 
     def render(self, request: ModelRequest, answer: Answer) -> Json:

@@ -23,14 +23,14 @@ TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
 MOST_TOKENS = 2**53  # that a count is taken for one
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _ALWAYS: Json = {"object": "response", "status": "in_progress", "output": [], "background": False}
-_ALWAYS |= {"truncation": "disabled", **dict.fromkeys(("error", "incomplete_details", "previous_response_id", "usage"))}
+_ALWAYS |= {"truncation": "disabled", **dict.fromkeys(("error", "incomplete_details", "usage"))}
 # Told again as they were asked, or with the API's own default.
-_ECHOED: Json = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "metadata": {}, "store": False}
+_ECHOED: Json = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "metadata": {}, "store": True}
 _ECHOED |= {"text": {"format": {"type": "text"}}, "reasoning": {"effort": None, "summary": None}}
 _ECHOED |= dict.fromkeys(
     ("instructions", "temperature", "top_p", "top_logprobs", "max_output_tokens", "max_tool_calls")
 )
-_ECHOED |= dict.fromkeys(("prompt_cache_key", "safety_identifier", "service_tier", "user"))
+_ECHOED |= dict.fromkeys(("previous_response_id", "prompt_cache_key", "safety_identifier", "service_tier", "user"))
 
 
 def head(request: ModelRequest) -> Json:
@@ -75,7 +75,7 @@ def text_item(response_id: str, kind: str, text: str, status: str, number: int =
     suffix = response_id.removeprefix("resp_") + (f"_{number}" if number > 1 else "")
     part = {"type": TEXTS[kind], "text": text}
     if kind == "reasoning":
-        sealed = {"summary": [], "encrypted_content": seal(text)}
+        sealed = {"summary": [], "encrypted_content": seal(response_id, text)}
         return {"type": kind, "id": f"rs_{suffix}", "status": status, "content": [part], **sealed}
     content = [{**part, "annotations": [], "logprobs": []}]
     return {"type": kind, "id": f"msg_{suffix}", "status": status, "content": content, "role": "assistant"}

@@ -11,12 +11,12 @@ from typing import Any
 
 from agl_runtime.gateway.dialects.openai import require
 from agl_runtime.gateway.dialects.reasoning import unseal
+from agl_runtime.gateway.dialects.responses_history import items_of, objects
 from agl_runtime.gateway.dialects.tools import FREEFORM_SCHEMA, UNPARSED, Tool, ToolNames, arguments_of, is_object
 from agl_runtime.gateway.internal import CallRefused, Json
 
 _REFUSED = {
-    "previous_response_id": "Answers cannot be continued by their id: send the full input, with `store: false`.",
-    "conversation": "Conversations are not kept here: send the full input, with `store: false`.",
+    "conversation": "Conversations are not kept here: send the full input, or `previous_response_id`.",
     "prompt": "Stored prompts are not known here: send their text as `instructions` or `input`.",
     "background": "Answers are not made in the background: leave `background` out.",
 }
@@ -36,7 +36,7 @@ def read(body: Json) -> tuple[Json, Json]:
         require(not body.get(name), sentence)
     items = items_of(body)
     offering = [body, *(item for item in items if item.get("type") == "additional_tools")]
-    offer = _Offer([tool for holder in offering for tool in _objects("tools", holder.get("tools"))])
+    offer = _Offer([tool for holder in offering for tool in objects("tools", holder.get("tools"))])
     names = ToolNames(offer.tools)
     talk = _Conversation(names)
     if instructions := body.get("instructions"):
@@ -54,17 +54,6 @@ def read(body: Json) -> tuple[Json, Json]:
         "malformed_calls": talk.malformed,
     }
     return chat, {"tools": names.way_back(), **{name: value for name, value in notes.items() if value}}
-
-
-def items_of(body: Json) -> list[Json]:
-    given = body.get("input")
-    return [{"role": "user", "content": given}] if isinstance(given, str) else _objects("input", given)
-
-
-def _objects(name: str, given: Any) -> list[Json]:
-    require(given is None or isinstance(given, list), f"`{name}` must be a list.")
-    require(all(isinstance(item, dict) for item in given or []), f"`{name}` must hold objects.")
-    return given or []
 
 
 def _parameters(body: Json) -> Json:
@@ -100,7 +89,7 @@ class _Offer:
         require(kind not in _BUILT_IN, refused)
         if kind == "namespace" and not namespace:
             require(isinstance(name, str) and bool(name), "A namespace must have a name.")
-            for inner in _objects("tools", tool.get("tools")):
+            for inner in objects("tools", tool.get("tools")):
                 self._add(inner, str(name), _text(tool.get("description")))
         elif kind in ("function", "custom"):
             require(isinstance(name, str) and bool(name), f"A {kind} tool must have a name.")
@@ -125,7 +114,7 @@ def _offered(body: Json, offer: _Offer, names: ToolNames) -> Json:
     """The tools and the choice among them, as chat has it."""
     choice, tools = body.get("tool_choice"), list(offer.tools)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        allowed = _objects("tool_choice.tools", choice.get("tools"))
+        allowed = objects("tool_choice.tools", choice.get("tools"))
         tools = [tool for tool in tools if any(_fits(tool, wanted) for wanted in allowed)]
         choice = choice.get("mode")
     elif isinstance(choice, dict):
@@ -202,9 +191,8 @@ class _Conversation:
         self._open()["content"] = _joined(content) if is_text else content
 
     def _reasoning(self, where: str, item: Json) -> None:
-        text = unseal(item.get("encrypted_content"))
-        if text is None:
-            text = _joined(item.get("content")) or _joined(item.get("summary"), "\n\n")
+        _, text = unseal(item.get("encrypted_content")) or ("", "")
+        text = text or _joined(item.get("content")) or _joined(item.get("summary"), "\n\n")
         if not text:
             self.unreadable.append(where)
             return
@@ -266,6 +254,5 @@ def _part(where: str, part: Any) -> Json:
 
 
 def _unshown(where: str, kind: Any, instead: str) -> CallRefused:
-    instead = "send the item itself, with `store: false`" if kind == "item_reference" else instead
     sentence = f"{where} is of the type {kind}, which this model cannot be shown: {instead}."
     return CallRefused(sentence, http_status=400)

@@ -89,7 +89,7 @@ def test_a_whole_answer_is_what_the_official_package_calls_a_response() -> None:
         "arguments": '{"a": 1}',
         "status": "completed",
     }
-    assert unseal(response["output"][0]["encrypted_content"]) == "hm"
+    assert unseal(response["output"][0]["encrypted_content"]) == (response["id"], "hm")
     assert read.usage is not None
     assert read.usage.total_tokens == read.usage.input_tokens + read.usage.output_tokens > 0
     assert "token_ids" not in json.dumps(response)

@@ -65,7 +65,7 @@ def test_every_role_stands_where_it_was_sent() -> None:
 
 def test_what_one_answer_consists_of_is_one_assistant_message() -> None:
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]}
-    thought = {"type": "reasoning", "summary": [], "encrypted_content": seal("hm\n")}
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": seal("resp_1", "hm\n")}
     read = messages(USER, thought, said, call(), call("add", '{"a": 1}', "c2"), output("1"), output("2", "c2"), thought)
     assert read == [
         USER,
@@ -95,7 +95,7 @@ def test_answers_in_a_row_stay_apart() -> None:
 @pytest.mark.parametrize(
     ("item", "text"),
     [
-        ({"encrypted_content": seal("é \n"), "content": [{"text": "other"}]}, "é \n"),
+        ({"encrypted_content": seal("resp_1", "é \n"), "content": [{"text": "other"}]}, "é \n"),
         ({"encrypted_content": "gAAAA", "content": [{"text": "a"}, {"text": "b"}]}, "ab"),
         ({"encrypted_content": None, "summary": [{"text": "a"}, {"text": "b"}]}, "a\n\nb"),
     ],
@@ -110,7 +110,9 @@ def test_reasoning_that_only_its_vendor_can_read_is_left_out_and_named() -> None
     assert request.side["unreadable_reasoning"] == ["input[1]"]
 
 
-@pytest.mark.parametrize("broken", ["agl1.", "agl1.é", "agl1.AAAA", seal("abc")[:-4], "agl1." + seal("a")[6:], None, 5])
+@pytest.mark.parametrize(
+    "broken", ["agl2.", "agl2.é", "agl2.AAAA", seal("r", "abc")[:-4], "agl2." + seal("r", "a")[6:], None, 5]
+)
 def test_a_seal_that_was_touched_is_none(broken: Any) -> None:
     assert unseal(broken) is None
 
@@ -240,14 +242,12 @@ def test_a_wanted_format_and_the_effort() -> None:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ({"previous_response_id": "resp_1"}, "send the full input, with `store: false`"),
-        ({"conversation": "conv_1"}, "send the full input"),
+        ({"conversation": "conv_1"}, "send the full input, or `previous_response_id`"),
         ({"prompt": {"id": "p"}}, "send their text as `instructions` or `input`"),
         ({"background": True}, "leave `background` out"),
         ({"input": None}, "`input` must hold at least one message"),
         ({"input": 5}, "`input` must be a list"),
         ({"input": ["x"]}, "`input` must hold objects"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "send the item itself, with `store: false`"),
         ({"input": [{"type": "local_shell_call"}]}, "type local_shell_call, which this model cannot be shown: leave"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "send text or images"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "send it as `image_url`"),
