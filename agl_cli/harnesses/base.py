@@ -14,7 +14,7 @@ from typing import Protocol
 
 from agl_cli.patching.edits import Edit
 
-MODULES = ("openai_sdk",)
+MODULES = ("python_sdk",)
 
 
 @dataclass(frozen=True, slots=True)

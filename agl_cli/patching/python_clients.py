@@ -1,4 +1,4 @@
-"""Makes OpenAI clients in Python source follow the environment, and changes nothing else.
+"""Makes OpenAI and Anthropic clients in Python source follow the environment, and changes nothing else.
 
 `OpenAI(base_url=X)` ignores OPENAI_BASE_URL. Each such argument becomes `os.environ.get("OPENAI_BASE_URL") or X`, and
 `api_key=` likewise, so that the program behaves as before wherever the variable is not set. Clients without these
@@ -16,15 +16,19 @@ from libcst.codemod import CodemodContext
 from libcst.codemod.visitors import AddImportsVisitor
 from libcst.metadata import MetadataWrapper, QualifiedNameProvider
 
-CLIENTS = frozenset({"openai.OpenAI", "openai.AsyncOpenAI", "openai.Client", "openai.AsyncClient"})
-VARIABLES: Mapping[str, str] = {"base_url": "OPENAI_BASE_URL", "api_key": "OPENAI_API_KEY"}
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "openai": ("OpenAI", "AsyncOpenAI", "Client", "AsyncClient"),
+    "anthropic": ("Anthropic", "AsyncAnthropic", "Client", "AsyncClient"),
+}
+"""The packages and their client classes."""
+CLIENTS = {f"{package}.{name}": package for package, names in PACKAGES.items() for name in names}
+ARGUMENTS = ("base_url", "api_key")
 
 
-def imports_openai(source: bytes) -> bool:
-    """Whether the module imports the openai package. Raises libcst.ParserSyntaxError for a file that is not Python."""
-    module = cst.parse_module(source)
-    names = m.findall(module, m.Import() | m.ImportFrom())
-    return any(_root(node) == "openai" for node in names)
+def imported(source: bytes) -> frozenset[str]:
+    """Those of PACKAGES that the module imports. Raises libcst.ParserSyntaxError for a file that is not Python."""
+    nodes = m.findall(cst.parse_module(source), m.Import() | m.ImportFrom())
+    return frozenset(root for node in nodes for root in _roots(node) if root in PACKAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Redirected:
 
 
 def follow_environment(source: bytes) -> Redirected:
-    """The module with its OpenAI clients redirected; the same bytes when nothing needs an edit."""
+    """The module with its clients redirected; the same bytes when nothing needs an edit."""
     context = CodemodContext()
     wrapper = MetadataWrapper(cst.parse_module(source))
     redirect = _Redirect(context)
@@ -57,16 +61,18 @@ class _Redirect(cst.CSTTransformer):
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.Call:
         names = self.get_metadata(QualifiedNameProvider, original_node.func, set())
-        if not any(name.name in CLIENTS for name in names):
+        package = next((CLIENTS[name.name] for name in names if name.name in CLIENTS), None)
+        if package is None:
             return updated_node
-        return updated_node.with_changes(args=[self._argument(arg) for arg in updated_node.args])
+        return updated_node.with_changes(args=[self._argument(arg, package) for arg in updated_node.args])
 
-    def _argument(self, arg: cst.Arg) -> cst.Arg:
-        variable = VARIABLES.get(arg.keyword.value) if arg.keyword else None
-        if variable is None or _reads(arg.value, variable):
+    def _argument(self, arg: cst.Arg, package: str) -> cst.Arg:
+        name = arg.keyword.value if arg.keyword else ""
+        variable = f"{package}_{name}".upper()
+        if name not in ARGUMENTS or _reads(arg.value, variable):
             return arg
         self.edited = True
-        if variable == VARIABLES["api_key"]:
+        if name == "api_key":
             self.secrets += _literals(arg.value)
         AddImportsVisitor.add_needed_import(self._context, "os")
         lookup = cst.parse_expression(f'os.environ.get("{variable}")')
@@ -89,12 +95,10 @@ def _literals(value: cst.BaseExpression) -> list[str]:
     return [str(node.evaluated_value) for node in nodes if isinstance(node, cst.SimpleString)]
 
 
-def _root(node: cst.CSTNode) -> str | None:
+def _roots(node: cst.CSTNode) -> list[str]:
     if isinstance(node, cst.ImportFrom):
-        return _first(node.module) if node.module and not node.relative else None
-    if isinstance(node, cst.Import):
-        return next((name for name in (_first(alias.name) for alias in node.names) if name == "openai"), None)
-    return None
+        return [_first(node.module)] if node.module and not node.relative else []
+    return [_first(alias.name) for alias in node.names] if isinstance(node, cst.Import) else []
 
 
 def _first(name: cst.BaseExpression) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import libcst as cst
 import pytest
 
-from agl_cli.patching.python_clients import follow_environment, imports_openai
+from agl_cli.patching.python_clients import follow_environment, imported
 
 PLAIN = b"from openai import OpenAI\n\nclient = OpenAI()\n"
 
@@ -51,18 +51,33 @@ def test_keys_that_stand_in_the_code_are_named_as_secrets() -> None:
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        (b"import openai", True),
-        (b"import os, openai.types as t", True),
-        (b"from openai.types import X", True),
-        (b"from .openai import X", False),
-        (b"import openai_harmony", False),
-        (b"text = 'import openai'", False),
+        (b"import openai", {"openai"}),
+        (b"import os, openai.types as t", {"openai"}),
+        (b"from openai.types import X", {"openai"}),
+        (b"import anthropic, openai", {"anthropic", "openai"}),
+        (b"from anthropic import Anthropic", {"anthropic"}),
+        (b"from .openai import X", set()),
+        (b"import openai_harmony", set()),
+        (b"text = 'import openai'", set()),
     ],
 )
-def test_only_imports_of_the_openai_package_count(source: bytes, expected: bool) -> None:
-    assert imports_openai(source) is expected
+def test_only_imports_of_the_packages_count(source: bytes, expected: set[str]) -> None:
+    assert imported(source) == expected
+
+
+@pytest.mark.parametrize("name", ["Anthropic", "AsyncAnthropic", "Client", "AsyncClient"])
+def test_an_anthropic_client_follows_its_own_variables(name: str) -> None:
+    source = f'import anthropic\n\nc = anthropic.{name}(base_url="u", api_key="k", max_retries=1)\n'.encode()
+    redirected = follow_environment(source)
+    assert redirected.source.decode() == (
+        f"import anthropic\nimport os\n\nc = anthropic.{name}("
+        'base_url=os.environ.get("ANTHROPIC_BASE_URL") or "u", api_key=os.environ.get("ANTHROPIC_API_KEY") or "k", '
+        "max_retries=1)\n"
+    )
+    assert redirected.secrets == ("k",)
+    assert follow_environment(redirected.source).source == redirected.source
 
 
 def test_a_file_that_is_not_python_is_an_error_for_the_caller() -> None:
     with pytest.raises(cst.ParserSyntaxError):
-        imports_openai(b"def (:\n")
+        imported(b"def (:\n")

@@ -1,7 +1,7 @@
-"""Agents written in Python with the openai package.
+"""Agents written in Python with the openai or the anthropic package.
 
-Redirected by OPENAI_BASE_URL and OPENAI_API_KEY alone, unless the code passes `base_url=` or `api_key=`: then exactly
-these arguments are edited. The end of a run is the program's own exit code.
+Redirected by the packages' own variables for base URL and key alone, unless the code passes `base_url=` or `api_key=`:
+then exactly these arguments are edited. The end of a run is the program's own exit code.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import libcst as cst
 
 from agl_cli.harnesses.base import Integration, Repository
 from agl_cli.patching.edits import Edit
-from agl_cli.patching.python_clients import follow_environment, imports_openai
+from agl_cli.patching.python_clients import PACKAGES, follow_environment, imported
 
 ENTRY_NAMES = ("agent", "main", "app", "run", "cli", "__main__")
 _MAIN_GUARD = re.compile(rb"""^if\s+__name__\s*==\s*["']__main__["']""", re.MULTILINE)
 
 
-class OpenAISdk:
+class PythonSdk:
     def integrate(self, repository: Repository) -> Integration | None:
         sources = {name: (repository.root / name).read_bytes() for name in repository.files if name.endswith(".py")}
-        users = [name for name, source in sources.items() if b"openai" in source and _imports(source)]
-        if not users:
+        found = {name: names for name, source in sources.items() if (names := _imports(source))}
+        if not found:
             return None
+        users, packages = list(found), " and ".join(sorted(set().union(*found.values())))
         entry = _entry(users, sources)
         notes = []
         if not _reads_arguments(sources[entry]):
@@ -32,19 +33,21 @@ class OpenAISdk:
                 f"{entry} reads no arguments: say in agl.yaml how a task reaches it (agent.command, agent.env)."
             )
         return Integration(
-            harness="openai SDK (Python)",
-            evidence=f"{', '.join(users)} import openai",
+            harness=f"{packages} SDK (Python)",
+            evidence=f"{', '.join(users)} import {packages}",
             command=("python", entry, *_task_arguments(repository, sources[entry])),
             edits=tuple(edit for name in users if (edit := _edit(name, sources[name])) is not None),
             notes=tuple(notes),
         )
 
 
-def _imports(source: bytes) -> bool:
+def _imports(source: bytes) -> frozenset[str]:
+    if not any(package.encode() in source for package in PACKAGES):
+        return frozenset()
     try:
-        return imports_openai(source)
+        return imported(source)
     except cst.ParserSyntaxError:
-        return False  # not a module that Python could run either
+        return frozenset()  # not a module that Python could run either
 
 
 def _edit(name: str, source: bytes) -> Edit | None:
@@ -55,7 +58,7 @@ def _edit(name: str, source: bytes) -> Edit | None:
 
 
 def _entry(users: list[str], sources: dict[str, bytes]) -> str:
-    """The file to start: one with a main guard before one without, openai users first, then by usual names."""
+    """The file to start: one with a main guard before one without, users of the packages first, then by usual names."""
     guarded = [name for name in sources if _MAIN_GUARD.search(sources[name]) and not _is_test(name)]
     candidates = [name for name in users if name in guarded] or guarded or users
 
@@ -84,4 +87,4 @@ def _task_arguments(repository: Repository, source: bytes) -> tuple[str, ...]:
     return (f"{{{field}}}",)
 
 
-HARNESS = OpenAISdk()
+HARNESS = PythonSdk()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from agl_cli.harnesses.openai_sdk import HARNESS
+from agl_cli.harnesses.python_sdk import HARNESS
 from agl_cli.harnesses.repository import look
 
 AGENT = 'import sys\nfrom openai import OpenAI\nif __name__ == "__main__":\n    OpenAI(base_url="http://x")\n'
@@ -48,6 +48,17 @@ def test_the_main_file_is_started_where_a_library_file_imports_openai(tmp_path: 
     assert found is not None
     assert found.command == ("python", "main.py")
     assert found.edits == ()
+
+
+def test_agents_of_anthropics_package_are_known_and_all_packages_named(tmp_path: Path) -> None:
+    source = "import anthropic\nanthropic.Anthropic(base_url='http://x')\n"
+    found = HARNESS.integrate(look(write(tmp_path / "one", agent_py=source)))
+    assert found is not None
+    assert (found.harness, found.evidence) == ("anthropic SDK (Python)", "agent.py import anthropic")
+    assert [edit.path for edit in found.edits] == ["agent.py"]
+    both = HARNESS.integrate(look(write(tmp_path / "both", agent_py=source, judge_py="import openai\n")))
+    assert both is not None
+    assert both.harness == "anthropic and openai SDK (Python)"
 
 
 def test_a_repository_without_the_package_is_none_of_its_business(tmp_path: Path) -> None:
