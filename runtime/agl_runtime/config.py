@@ -135,6 +135,9 @@ class GatewayConfig(_Section):
     `model.name`): its calls are main work. Any other name: a side job such as a title, recorded as `auxiliary` and not
     trained on, answered by the model registered under that name or else by the policy. A name that fits none of them is
     a side job in a rollout that has asked for the policy by its name; else it means the policy."""
+    max_pending_mb: int = Field(default=1024, ge=64)
+    """Most MB of requests that are held or served at once, a call being at least 1/16 MB; a call beyond gets 429 with
+    Retry-After."""
     keep_rollouts: int = Field(default=20_000, ge=1)
     """Finished rollouts kept in the store; the oldest beyond are deleted."""
 

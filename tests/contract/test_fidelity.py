@@ -4,7 +4,6 @@ told, and how often the model server was asked."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from agl_runtime.client import GatewayClient
 from agl_runtime.config import Project
 from fakes.dialects import TALK, WAYS, WITH_TOOLS, Way, in_every_way, in_every_way_with_tools
 from fakes.model_server import Answer, FakeModelServer, Raw, tool_call
-from fakes.running_gateway import ADMIN_KEY, RunningGateway, config, running_gateway
+from fakes.running_gateway import ADMIN_KEY, RunningGateway, config
 
 FLAWS = [
     (Answer(ids="null"), "no_sampled_ids"),
@@ -36,21 +35,6 @@ FLAWS = [
     (Answer(versions=[{"version": "1.3", "start": 0, "end": 1}]), "mixed_versions"),
 ]
 OVERFLOW = {"error": {"message": "This model's maximum context length is 8 tokens.", "code": 400}}
-
-
-@pytest.fixture
-def model() -> Iterator[FakeModelServer]:
-    with FakeModelServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def gateway(tmp_path: Path, model: FakeModelServer) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(tmp_path, config(gateway={"upstream_retries": 3})) as running:
-        running.gateway.upstream.pause = lambda _: asyncio.sleep(0)
-        running.register(model.url, version=3, run_epoch=1)
-        await running.add()
-        yield running
 
 
 async def reasons(gateway: RunningGateway, rollout_id: str = "r1") -> list[str | None]:

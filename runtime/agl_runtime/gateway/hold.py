@@ -81,7 +81,8 @@ class Hold:
                 left_s = give_up_at - self.clock()
                 if left_s <= 0 or self._closing:
                     raise self._refusal()
-                if not await self._moved.wait(self._moved.count, min(left_s, KEEP_ALIVE_S)):
+                # Past the limit nothing is said: a stream that has not begun can still be refused by its status.
+                if not await self._moved.wait(self._moved.count, min(left_s, KEEP_ALIVE_S)) and left_s > KEEP_ALIVE_S:
                     keep_alive()
 
     @contextmanager

@@ -11,7 +11,7 @@ from agl_runtime.schemas import ProxyState
 
 @dataclass(slots=True)
 class Metrics:
-    """Since this gateway started; times in seconds."""
+    """Since this gateway started, but for `pending_bytes`, which is of now; times in seconds."""
 
     call_s: float = 0.0
     calls: int = 0
@@ -20,6 +20,8 @@ class Metrics:
     refused: Counter[int] = field(default_factory=Counter)
     upstream_failures: int = 0
     replayed: int = 0
+    pending_bytes: int = 0
+    shed: int = 0
 
 
 def render(metrics: Metrics, proxy: ProxyState, held_total_s: float, counts: Mapping[str, int]) -> str:
@@ -33,6 +35,8 @@ def render(metrics: Metrics, proxy: ProxyState, held_total_s: float, counts: Map
         *_family("agl_hold_seconds_total", "counter", "Time in which calls were held.", [("", held_total_s)]),
         *_family("agl_upstream_failures_total", "counter", "Calls lost to it.", [("", metrics.upstream_failures)]),
         *_family("agl_replayed_total", "counter", "Retries answered from the record.", [("", metrics.replayed)]),
+        *_family("agl_pending_bytes", "gauge", "Requests held or served now.", [("", metrics.pending_bytes)]),
+        *_family("agl_shed_total", "counter", "Calls refused as too many at once.", [("", metrics.shed)]),
         "# HELP agl_call_seconds Time from sending a call on to its record.",
         "# TYPE agl_call_seconds summary",
         f"agl_call_seconds_sum {metrics.call_s}",

@@ -82,6 +82,12 @@ class CallService:
         attempt.running.add(call)
         return ExchangeResponse(call.exchange, self._reading(attempt, call.exchange, call))
 
+    async def note_shed(self, rollout_id: str, attempt_id: str, refused: CallRefused) -> None:
+        """A call that was refused unread is a failure of the infrastructure if its agent does not get past it."""
+        with refusing(attempt_id):
+            attempt = await self.attempts.get(rollout_id, attempt_id)
+        await self.recorder.note_failure(attempt, refused)
+
     async def _recorded(self, rollout_id: str, attempt_id: str, named: Iterable[str]) -> dict[str, Recorded]:
         """Request and answer of those calls of the attempt whose answers are named. Raises CallRefused."""
         with refusing(attempt_id):

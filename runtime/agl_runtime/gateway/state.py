@@ -10,6 +10,7 @@ from agl_runtime.gateway.attempts import Attempts
 from agl_runtime.gateway.changes import Changes, Signal
 from agl_runtime.gateway.dialects import Dialect, all_dialects
 from agl_runtime.gateway.hold import Hold
+from agl_runtime.gateway.load import Load
 from agl_runtime.gateway.metrics import Metrics
 from agl_runtime.gateway.recorder import Recorder
 from agl_runtime.gateway.registry import Registry
@@ -32,6 +33,7 @@ class Gateway:
     attempts: Attempts
     calls: CallService
     metrics: Metrics
+    load: Load
     dialects: dict[str, Dialect] = field(default_factory=all_dialects)
     changes: Changes = field(default_factory=Changes)
     rollouts_moved: Signal = field(default_factory=Signal)
@@ -84,6 +86,7 @@ def build(config: Config, store: Store, admin_key: str) -> Gateway:
     attempts = Attempts(store, registry)
     keys = {model.endpoint: model.api_key.get_secret_value()} if model.endpoint and model.api_key else {}
     upstream = Upstream(registry, hold, gateway.upstream_retries, gateway.upstream_timeout_s, keys)
+    load = Load(gateway.max_pending_mb * 2**20, metrics)
     recorder = Recorder(store, registry, metrics)
     calls = CallService(store, config, hold, registry, upstream, attempts, metrics, recorder)
-    return Gateway(config, store, admin_key, hold, registry, upstream, attempts, calls, metrics)
+    return Gateway(config, store, admin_key, hold, registry, upstream, attempts, calls, metrics, load)

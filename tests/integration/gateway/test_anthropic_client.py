@@ -12,10 +12,9 @@ import httpx
 import pytest
 
 from agl_runtime.calls import unpack
-from agl_runtime.gateway import hold as hold_module
 from fakes.messages import order, read_by_client
 from fakes.model_server import Answer, FakeModelServer, encode, render, tool_call
-from fakes.running_gateway import RunningGateway, config, running_gateway
+from fakes.running_gateway import RunningGateway, running_gateway
 
 USER: Any = {"role": "user", "content": "what is 1+1?"}
 ADD: Any = {"name": "add", "input_schema": {"type": "object"}}
@@ -126,18 +125,6 @@ async def test_a_marked_retry_gets_the_recorded_message_again(gateway: RunningGa
     assert len(model.requests) == 2
 
 
-async def test_a_held_stream_gets_pings_that_the_client_does_not_see(
-    gateway: RunningGateway, claude: anthropic.AsyncAnthropic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hold_module, "KEEP_ALIVE_S", 0.01)
-    await gateway.http.post("/proxy/pause", json={})
-    stream = await claude.messages.create(**ASK, stream=True)
-    await gateway.http.post("/proxy/resume")
-    kinds = [event.type async for event in stream]
-    assert kinds[0] == "message_start"
-    assert "ping" not in kinds
-
-
 async def test_errors_are_the_clients_own(
     gateway: RunningGateway, model: FakeModelServer, claude: anthropic.AsyncAnthropic
 ) -> None:
@@ -207,13 +194,3 @@ async def test_what_is_not_served_is_told_in_the_vendors_shape(gateway: RunningG
     assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
     reply = await gateway.http.post(f"{gateway.base()}/embeddings", json={})
     assert reply.json()["error"]["param"] is None
-
-
-async def test_past_the_holding_limit_the_client_may_try_again(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, config(gateway={"hold_limit_s": 0.05})) as gateway:
-        await gateway.add()
-        base = gateway.base(api="anthropic")
-        async with anthropic.AsyncAnthropic(base_url=base, api_key=gateway.key(), max_retries=0) as claude:
-            with pytest.raises(anthropic.RateLimitError) as caught:
-                await claude.messages.create(**ASK)
-        assert caught.value.response.headers["retry-after"] == "5"

@@ -11,7 +11,6 @@ import openai
 import orjson
 import pytest
 
-import agl_runtime.gateway.hold as hold_module
 from fakes.model_server import Answer, FakeModelServer, tool_call
 from fakes.running_gateway import RunningGateway
 
@@ -82,16 +81,6 @@ async def test_the_synchronous_client_reads_a_stream(gateway: RunningGateway, mo
 
     last = await asyncio.to_thread(read)
     assert (last.type, last.response.output_text) == ("response.completed", "ok")
-
-
-async def test_a_held_stream_gets_comments_that_the_client_does_not_see(
-    gateway: RunningGateway, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hold_module, "KEEP_ALIVE_S", 0.01)
-    await gateway.http.post("/proxy/pause", json={})
-    async with client.responses.stream(model="m", input="hi") as stream:
-        await gateway.http.post("/proxy/resume")
-        assert (await stream.get_final_response()).output_text == "ok"
 
 
 @pytest.mark.parametrize("stream", [False, True])

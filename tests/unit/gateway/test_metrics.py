@@ -21,6 +21,8 @@ def test_every_line_is_a_sample_or_a_comment_of_its_family() -> None:
         "agl_hold_seconds_total": "12.5",
         "agl_upstream_failures_total": "0",
         "agl_replayed_total": "0",
+        "agl_pending_bytes": "0",
+        "agl_shed_total": "0",
         "agl_call_seconds_sum": "1.5",
         "agl_call_seconds_count": "3",
         'agl_tokens_total{kind="prompt"}': "10",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast, get_args
 
@@ -53,23 +54,30 @@ class ModelCalls:
         if path is None or path[4] in _ROUTED:
             await self.app(scope, receive, send)
             return
-        response = await self._answer(path, Request(scope, receive))
-        await response(scope, receive, send)
+        with ExitStack() as carried:
+            try:
+                response = await self._answer(path, Request(scope, receive), carried)
+            except CallRefused as refused:
+                self.gateway.metrics.refused[refused.http_status] += 1
+                body = dialect_of(self.gateway.dialects, scope["path"]).error(refused)
+                response = JSONResponse(body, refused.http_status, refused.headers())
+            await response(scope, receive, send)
 
-    async def _answer(self, path: re.Match[str], request: Request) -> Response:
+    async def _answer(self, path: re.Match[str], request: Request, carried: ExitStack) -> Response:
+        """Enters into `carried` what must last until the answer is out."""
         gateway = self.gateway
         rollout_id, attempt_id, mode, operation = path.groups()
+        dialect = gateway.dialects.get(operation)
+        if dialect is None:
+            what = f"The gateway does not serve {operation}."
+            raise CallRefused(what, f"It serves {', '.join(sorted(gateway.dialects))}.", http_status=404)
         try:
-            dialect = gateway.dialects.get(operation)
-            if dialect is None:
-                what = f"The gateway does not serve {operation}."
-                raise CallRefused(what, f"It serves {', '.join(sorted(gateway.dialects))}.", http_status=404)
-            raw = await raw_body(request)
-            return await gateway.calls.open(rollout_id, attempt_id, _mode(mode), dialect, raw, request.headers)
+            carried.enter_context(gateway.load.carry(request.headers.get("content-length")))
         except CallRefused as refused:
-            gateway.metrics.refused[refused.http_status] += 1
-            body = dialect_of(gateway.dialects, request.scope["path"]).error(refused)
-            return JSONResponse(body, refused.http_status, refused.headers())
+            await gateway.calls.note_shed(rollout_id, attempt_id, refused)
+            raise
+        raw = await raw_body(request)
+        return await gateway.calls.open(rollout_id, attempt_id, _mode(mode), dialect, raw, request.headers)
 
 
 async def raw_body(request: Request) -> bytes:
