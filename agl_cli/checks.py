@@ -144,7 +144,7 @@ def workspace(project: Project) -> str:
         copied = own_files(project.root, repository)
         for word in split_command(project.config.agent.command):
             if (
-                (project.root / word).is_file()
+                os.path.isfile(project.root / word)  # false also of a text too long to be a path
                 and not Path(word).is_absolute()
                 and os.path.normpath(word) not in copied
             ):

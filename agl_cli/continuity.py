@@ -15,9 +15,10 @@ from typing import Any
 
 from agl_runtime.config import Project
 from agl_runtime.controller.runners.command import split_command
+from agl_runtime.samples.build import PROMPT_OVER_LIMIT
 from agl_runtime.samples.types import RolloutSamples
 
-# By cause (see `agl_runtime.samples.diagnose`).
+# By the cause of a split (see `agl_runtime.samples.diagnose`), or of a dropped sample.
 REMEDIES: Mapping[str, str] = {
     "template": "Use a chat template that leaves earlier turns as they were (many drop their reasoning), and settings "
     "of the harness that keep its instructions and tools the same in mid-run (docs/agents.md).",
@@ -29,7 +30,11 @@ REMEDIES: Mapping[str, str] = {
     "out of its history.",
     "undiagnosed": "Set model.path to a folder that holds the policy's tokenizer.json, so that the cause can be told.",
     "other": "Nothing to mend: sub-agents, branches and compactions begin samples of their own.",
+    PROMPT_OVER_LIMIT: "Raise train.max_prompt_tokens above what the harness says before the agent's first answer.",
 }
+
+
+_SHELLS = ("sh", "bash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,42 +51,50 @@ NOBODY = Origin()
 @dataclass(frozen=True, slots=True)
 class Continuity:
     """`samples` counts rollouts by the number of samples that they became, `splits` by cause the samples that broke off
-    an earlier one."""
+    an earlier one, `dropped` those that were left out whole."""
 
     samples: Counter[int] = field(default_factory=Counter)
     splits: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
 
     @property
     def remedies(self) -> dict[str, str]:
         """By cause, the most frequent first."""
-        return {cause: REMEDIES[cause] for cause, _ in self.splits.most_common()}
+        return {cause: REMEDIES[cause] for cause, _ in (self.splits + self.dropped).most_common()}
 
     @property
     def can_be_mended(self) -> bool:
-        return bool(self.splits.keys() - {"other"})
+        return bool(self.remedies.keys() - {"other"})
 
     def sentence(self, origin: Origin) -> str:
         became = ", ".join(
-            f"{count} became {size} sample{'s' if size > 1 else ''}" for size, count in sorted(self.samples.items())
+            f"{count} became {size or 'no'} sample{'' if size == 1 else 's'}"
+            for size, count in sorted(self.samples.items())
         )
-        why = ", ".join(f"{count} {cause}" for cause, count in self.splits.most_common())
         told = f"of the newest {self.samples.total()} rollouts of {origin.harness}, {became}"
-        return f"{told}; splits: {why} (template of {origin.template})" if why else told
+        for name, causes in (("splits", self.splits), ("dropped", self.dropped)):
+            if causes:
+                told += f"; {name}: {', '.join(f'{count} {cause}' for cause, count in causes.most_common())}"
+        return f"{told} (template of {origin.template})" if self.splits else told
 
 
 def measure(rollouts: Iterable[RolloutSamples]) -> Continuity:
     """Of rollouts that can be trained on at all."""
     found = Continuity()
     for rollout in rollouts:
-        if rollout.samples:
+        if rollout.samples or rollout.report.dropped:
             found.samples[len(rollout.samples)] += 1
             found.splits.update(rollout.report.splits)
+            found.dropped.update(rollout.report.dropped)
     return found
 
 
 def origin_of(project: Project) -> Origin:
     model, words = project.config.model, split_command(project.config.agent.command)
     program = Path(words[0]).name
+    if program in _SHELLS and words[1:2] == ["-c"] and words[2:]:
+        words = words[2].removeprefix("exec ").split() or words
+        program = Path(words[0]).name
     if program.startswith("python"):
         program = next((word for word in words[1:] if not word.startswith("-")), program)
     return Origin(program, model.endpoint or str(model.path))
@@ -89,4 +102,5 @@ def origin_of(project: Project) -> Origin:
 
 def as_json(samples: RolloutSamples, origin: Origin, dialects: Iterable[str]) -> dict[str, Any]:
     """Of one rollout; the counts stand in its report."""
-    return {**asdict(origin), "dialects": sorted(set(dialects)), "remedies": measure([samples]).remedies}
+    found = Continuity(splits=Counter(samples.report.splits), dropped=Counter(samples.report.dropped))
+    return {**asdict(origin), "dialects": sorted(set(dialects)), "remedies": found.remedies}

@@ -195,18 +195,18 @@ def _render_calls(value: Mapping[str, Any]) -> None:
             f"of {len(sample['calls'])} calls{why}{cut}"
         )
     report, origin = value["report"], value["continuity"]
-    for cause, remedy in origin["remedies"].items():
-        output.emit(f"split: {report['splits'][cause]} because of {cause}. {remedy}")
-    if origin["remedies"]:
+    for name in ("splits", "dropped"):
+        for cause, count in report[name].items():
+            output.emit(f"{name}: {count} because of {cause}. {origin['remedies'][cause]}")
+    if report["splits"]:
         output.emit(
             f"harness {origin['harness']} over {', '.join(origin['dialects'])}, template of {origin['template']}"
         )
     if sampled := report["sampled_tokens"]:
         trained = report["trained_tokens"]
         output.emit(f"trainable: {trained} of {sampled} sampled tokens ({trained / sampled:.0%})")
-    for name in ("untrained", "dropped"):
-        for reason, count in report[name].items():
-            output.emit(f"{name}: {count} because of {reason}")
+    for reason, count in report["untrained"].items():
+        output.emit(f"untrained: {count} because of {reason}")
 
 
 def _filter(state: list[RolloutState] | None, mode: Mode | None, step: int | None) -> Filter:

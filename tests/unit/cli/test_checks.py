@@ -247,6 +247,13 @@ def test_doctor_names_every_failure_with_its_remedy(tmp_path: Path) -> None:
     assert result.stdout.endswith("Not ready.\n")
 
 
+def test_a_script_in_the_command_is_not_taken_for_a_path(tmp_path: Path) -> None:
+    script = f"echo {'x' * 300}"
+    project = open_project(make_project(tmp_path / "project"), [f"agent.command={json.dumps(['sh', '-c', script])}"])
+    (finding,) = checks.examine(project, {"workspace": checks.workspace})
+    assert finding.state == "ok"
+
+
 def test_doctor_without_a_project_says_how_to_get_one(tmp_path: Path) -> None:
     result = agl("doctor", "--json")
     assert result.exit_code == 3

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from agl_cli.continuity import REMEDIES, Continuity, Origin, as_json, measure, origin_of
 from agl_cli.project import open_project
 from agl_runtime.samples import diagnose
-from agl_runtime.samples.build import UNDIAGNOSED
+from agl_runtime.samples.build import PROMPT_OVER_LIMIT, UNDIAGNOSED
 from agl_runtime.samples.types import RolloutSamples
 from fakes.projects import make_project
 from fakes.trained import make_samples
@@ -25,7 +26,7 @@ def test_every_cause_has_a_remedy() -> None:
     causes = {
         line.split()[0] for line in str(diagnose.__doc__).splitlines() if line.startswith("    ") and line[4] != " "
     }
-    assert causes | {UNDIAGNOSED} == set(REMEDIES)
+    assert causes | {UNDIAGNOSED, PROMPT_OVER_LIMIT} == set(REMEDIES)
 
 
 def test_rollouts_are_counted_by_their_samples_and_splits_by_cause() -> None:
@@ -48,6 +49,17 @@ def test_what_did_not_split_needs_no_remedy() -> None:
     assert measure([]) == Continuity()
 
 
+def test_rollouts_that_were_dropped_whole_are_told_with_the_setting_that_drops_them() -> None:
+    lost = rollout(0)
+    lost.report.dropped["prompt_over_limit"] = 1
+    found = measure([lost, rollout(0)])
+    assert found.sentence(ORIGIN) == (
+        "of the newest 1 rollouts of claude, 1 became no samples; dropped: 1 prompt_over_limit"
+    )
+    assert found.remedies["prompt_over_limit"].startswith("Raise train.max_prompt_tokens")
+    assert found.can_be_mended
+
+
 @pytest.mark.parametrize(
     ("command", "harness"),
     [
@@ -56,10 +68,15 @@ def test_what_did_not_split_needs_no_remedy() -> None:
         ("python -u agent.py {question}", "agent.py"),
         ("python3.12 -m my.agent {question}", "my.agent"),
         ("python", "python"),
+        ("""sh -c 'exec codex exec "$0"' {question}""", "codex"),
+        ("bash -c 'python -m agent' {question}", "agent"),
+        ("bash agent.sh {question}", "bash"),
     ],
 )
 def test_the_harness_is_the_program_that_runs(tmp_path: Path, command: str, harness: str) -> None:
-    project = open_project(make_project(tmp_path / "p"), [f"agent.command={command}", "model.path=models/m"])
+    project = open_project(
+        make_project(tmp_path / "p"), [f"agent.command={json.dumps(command)}", "model.path=models/m"]
+    )
     assert origin_of(project) == Origin(harness, "models/m")
 
 
@@ -72,3 +89,4 @@ def test_one_rollout_names_its_dialects_and_remedies() -> None:
         "dialects": ["chat", "messages"],
         "remedies": remedies,
     }
+    assert as_json(rollout(0, trimmed=1), ORIGIN, [])["remedies"] == remedies

@@ -91,8 +91,8 @@ def test_a_rollout_that_split_is_shown_with_the_reason_and_the_remedy(root: Path
     words = ["rollouts", "show", "split", "--project", str(root)]
     shown = CliRunner().invoke(app, words, catch_exceptions=False).stdout.splitlines()
     assert "sample 2: 6 tokens, 3 trained, of 1 calls; it broke off an earlier one: undiagnosed" in shown
-    (split,) = [line for line in shown if line.startswith("split: ")]
-    assert split.startswith("split: 1 because of undiagnosed. Set model.path to a folder that holds the policy's")
+    (split,) = [line for line in shown if line.startswith("splits: ")]
+    assert split.startswith("splits: 1 because of undiagnosed. Set model.path to a folder that holds the policy's")
     assert "harness agent.py over chat, template of model" in shown
     found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).stdout)
     assert (found["continuity"]["harness"], list(found["continuity"]["remedies"])) == ("agent.py", ["undiagnosed"])
