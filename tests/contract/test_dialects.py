@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from agl_runtime.calls import Call
-from agl_runtime.client import GatewayClient
 from fakes.model_server import Answer, FakeModelServer, Raw, tool_call
-from fakes.running_gateway import ADMIN_KEY, config, running_gateway
+from fakes.running_gateway import config, running_gateway
 from fakes.speakers import SPEAKERS, Speaker, Talk
 
 TALK = Talk(
@@ -39,9 +38,7 @@ async def held(folder: Path, speak: Speaker, *, streamed: bool) -> tuple[str, li
             gateway.register(model.url, version=3, run_epoch=1)
             await gateway.add()
             said = await speak(gateway, TALK, streamed=streamed)
-            await gateway.calls()
-            async with GatewayClient(gateway.url, ADMIN_KEY) as reader:
-                calls = (await reader.calls("r1")).calls
+            calls = (await gateway.recorded()).calls
     sent = [{k: v for k, v in asked.body.items() if k not in UNLIKE} for asked in model.requests]
     return said[-1].text, sent, list(calls)
 

@@ -67,15 +67,16 @@ def interpreter(version: str) -> Path:
     missing(f"no Python {version} with venv on this machine")
 
 
-def environment(python: Path, requirements: Sequence[str], key: str = "") -> Path:
-    """The `bin` folder of a virtual environment that holds exactly `requirements`. `key` adds to what names it."""
+def environment(python: Path, requirements: Sequence[str], key: str = "", options: Sequence[str] = ()) -> Path:
+    """The `bin` folder of a virtual environment that holds exactly `requirements`, installed with pip's `options`.
+    `key` adds to what names it."""
 
     def make(folder: Path) -> None:
         _run([python, "-m", "venv", folder])
-        _run([folder / "bin" / "python", *_PIP, *requirements])
+        _run([folder / "bin" / "python", *_PIP, *options, *requirements])
 
     built = subprocess.run([python, "-VV"], capture_output=True, text=True, check=True).stdout
-    return _made_once("env", [built, *requirements, key], make) / "bin"
+    return _made_once("env", [built, *requirements, key, *options], make) / "bin"
 
 
 def smollm2() -> Path:

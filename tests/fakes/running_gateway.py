@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import uvicorn
 
+from agl_runtime.calls import RolloutCalls
+from agl_runtime.client import GatewayClient
 from agl_runtime.config import Config
 from agl_runtime.gateway.__main__ import QuietServer, listen
 from agl_runtime.gateway.app import create_app
@@ -52,6 +54,12 @@ class RunningGateway:
         """The recorded calls once all that was going on is on record, deliveries too."""
         await self.gateway.attempts.close(rollout_id)
         return await self.store.calls(rollout_id)
+
+    async def recorded(self, rollout_id: str = "r1") -> RolloutCalls:
+        """The same as the trainer reads them."""
+        await self.calls(rollout_id)
+        async with GatewayClient(self.url, ADMIN_KEY) as reader:
+            return await reader.calls(rollout_id)
 
     def key(self, rollout_id: str = "r1", attempt_id: str = "0", mode: Any = "train") -> str:
         return agent_key(ADMIN_KEY, rollout_id, attempt_id, mode)

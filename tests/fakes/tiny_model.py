@@ -61,15 +61,17 @@ def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_tiny_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, context: int = 512) -> Qwen3ForCausalLM:
+def make_tiny_model(
+    tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, context: int = 512, head_dim: int = 8, layers: int = 2
+) -> Qwen3ForCausalLM:
     config = Qwen3Config(
         vocab_size=320,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=head_dim,
         max_position_embeddings=context,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -89,13 +91,15 @@ def make_tiny_policy(
     *,
     seed: int = 0,
     context: int = 512,
+    head_dim: int = 8,
+    layers: int = 2,
     lessons: Sequence[tuple[list[dict[str, Any]], str]] = (),
     tools: Sequence[dict[str, Any]] = (CALCULATOR,),
 ) -> Path:
     """Write model, tokenizer and template into `folder` and return it."""
     torch.set_num_threads(1)
     tokenizer = make_tiny_tokenizer()
-    model = make_tiny_model(tokenizer, seed=seed, context=context)
+    model = make_tiny_model(tokenizer, seed=seed, context=context, head_dim=head_dim, layers=layers)
     if lessons:
         _teach(model, tokenizer, lessons, list(tools))
     model.save_pretrained(folder)

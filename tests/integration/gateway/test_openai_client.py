@@ -7,20 +7,13 @@ from typing import Any
 import numpy as np
 import openai
 
-from agl_runtime.calls import RolloutCalls, VersionSpan
-from agl_runtime.client import GatewayClient
+from agl_runtime.calls import VersionSpan
 from agl_runtime.schemas import PolicyVersion
 from fakes.model_server import Answer, FakeModelServer, encode, render, tool_call
-from fakes.running_gateway import ADMIN_KEY, RunningGateway
+from fakes.running_gateway import RunningGateway
 
 USER = {"role": "user", "content": "what is 1+1?"}
 ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-
-
-async def recorded(gateway: RunningGateway, rollout_id: str = "r1") -> RolloutCalls:
-    await gateway.calls(rollout_id)
-    async with GatewayClient(gateway.url, ADMIN_KEY) as reader:
-        return await reader.calls(rollout_id)
 
 
 async def test_a_chat_answer(gateway: RunningGateway, model: FakeModelServer, client: openai.AsyncOpenAI) -> None:
@@ -29,7 +22,7 @@ async def test_a_chat_answer(gateway: RunningGateway, model: FakeModelServer, cl
     assert answer.choices[0].message.content == "two"
     assert answer.choices[0].logprobs is None
     assert "token_ids" not in answer.model_dump_json()
-    (call,) = (await recorded(gateway)).calls
+    (call,) = (await gateway.recorded()).calls
     assert call.prompt_ids.tolist() == encode(render([USER]))
     assert call.sampled_ids.tolist() == encode("two</>")
     assert call.logprobs.dtype == np.float32
@@ -49,7 +42,7 @@ async def test_a_streamed_chat_answer_is_recorded_like_a_whole_one(
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "the sum is two"
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "stop"
     assert all(chunk.usage is None for chunk in chunks)
-    whole, streamed = (await recorded(gateway)).calls
+    whole, streamed = (await gateway.recorded()).calls
     assert np.array_equal(whole.prompt_ids, streamed.prompt_ids)
     assert np.array_equal(whole.sampled_ids, streamed.sampled_ids)
     assert np.array_equal(whole.logprobs, streamed.logprobs)
@@ -86,7 +79,7 @@ async def test_a_tool_loop_links_each_call_to_the_one_it_continues(
             assert call.function.arguments == '{"a": 1}'
             messages.append({"role": "tool", "tool_call_id": call.id, "content": "2"})
     assert messages[-1]["content"] == "two"
-    first, second = (await recorded(gateway)).calls
+    first, second = (await gateway.recorded()).calls
     assert second.info.parent_id == first.info.call_id
     end = first.prompt_ids.size + first.sampled_ids.size
     assert second.prompt_ids[:end].tolist() == [*first.prompt_ids.tolist(), *first.sampled_ids.tolist()]
@@ -100,7 +93,7 @@ async def test_plain_completions_streamed_and_not(
     stream = await client.completions.create(model="m", prompt="once", stream=True)
     text = "".join([chunk.choices[0].text async for chunk in stream])
     assert answer.choices[0].text == text == "continued"
-    calls = (await recorded(gateway)).calls
+    calls = (await gateway.recorded()).calls
     assert [call.info.dialect for call in calls] == ["completions", "completions"]
     assert all(call.info.trainable and call.prompt_ids.tolist() == encode("once") for call in calls)
 
@@ -126,14 +119,14 @@ async def test_the_servers_version_spans_are_recorded(
     model.script = [Answer("two", versions=spans)]
     await (await client.chat.completions.create(model="m", messages=[USER], stream=True)).close()  # type: ignore[list-item]
     await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
-    last = (await recorded(gateway)).calls[-1]
+    last = (await gateway.recorded()).calls[-1]
     assert last.spans == (VersionSpan(0, 2, PolicyVersion(1, 3)), VersionSpan(2, 6, PolicyVersion(1, 4)))
 
 
 async def test_validation_calls_are_recorded_and_not_trained(gateway: RunningGateway, model: FakeModelServer) -> None:
     async with openai.AsyncOpenAI(base_url=gateway.base(mode="val"), api_key=gateway.key(mode="val")) as client:
         await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
-    (call,) = (await recorded(gateway)).calls
+    (call,) = (await gateway.recorded()).calls
     assert (call.info.trainable, call.info.reason) == (False, "validation")
     assert call.sampled_ids.tolist() == encode("ok</>")
     assert "logprobs" not in model.requests[0].body
@@ -144,7 +137,7 @@ async def test_a_foreign_model_beside_the_policy_is_answered_and_set_apart(
 ) -> None:
     for name in ("policy", "small", "policy"):
         await client.chat.completions.create(model=name, messages=[USER])  # type: ignore[list-item]
-    kinds = [(call.info.kind, call.info.reason) for call in (await recorded(gateway)).calls]
+    kinds = [(call.info.kind, call.info.reason) for call in (await gateway.recorded()).calls]
     assert kinds == [("main", None), ("auxiliary", "auxiliary"), ("main", None)]
 
 
@@ -153,7 +146,7 @@ async def test_several_choices_reach_the_agent_and_are_not_trained(
 ) -> None:
     answer = await client.chat.completions.create(model="m", messages=[USER], n=3)  # type: ignore[list-item]
     assert len(answer.choices) == 3
-    (call,) = (await recorded(gateway)).calls
+    (call,) = (await gateway.recorded()).calls
     assert call.info.reason == "multiple_choices"
 
 
