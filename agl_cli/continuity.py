@@ -63,8 +63,9 @@ class Continuity:
         return {cause: REMEDIES[cause] for cause, _ in (self.splits + self.dropped).most_common()}
 
     @property
-    def can_be_mended(self) -> bool:
-        return bool(self.remedies.keys() - {"other"})
+    def fix(self) -> str:
+        """What to do, in words; empty where nothing is to be mended."""
+        return " ".join(remedy for cause, remedy in self.remedies.items() if cause != "other")
 
     def sentence(self, origin: Origin) -> str:
         became = ", ".join(
@@ -97,7 +98,7 @@ def origin_of(project: Project) -> Origin:
         program = Path(words[0]).name
     if program.startswith("python"):
         program = next((word for word in words[1:] if not word.startswith("-")), program)
-    return Origin(program, model.endpoint or str(model.path))
+    return Origin(program, model.endpoint or model.path or "no model yet")
 
 
 def as_json(samples: RolloutSamples, origin: Origin, dialects: Iterable[str]) -> dict[str, Any]:

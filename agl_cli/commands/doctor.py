@@ -68,9 +68,7 @@ def _continuity(project: Project) -> Finding:
     if not found.samples:
         return Finding(name, "ok", "no training rollout is recorded that can be trained on")
     what = found.sentence(origin_of(project))
-    if not found.can_be_mended:
-        return Finding(name, "ok", what)
-    return Finding(name, "warning", f"{what}.", " ".join(found.remedies.values()))
+    return Finding(name, "warning", f"{what}.", found.fix) if found.fix else Finding(name, "ok", what)
 
 
 async def _recent(project: Project) -> list[RolloutSamples]:

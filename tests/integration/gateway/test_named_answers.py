@@ -82,8 +82,8 @@ async def test_what_this_attempt_did_not_answer_to_be_stored_is_not_found(
         with pytest.raises(openai.BadRequestError) as refused:
             await client.responses.create(model="policy", input="go", previous_response_id=name, stream=stream)
         assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
-    for response in (theirs, unstored):
-        item: Any = {"type": "item_reference", "id": response.output[0].id}
+    for name in (theirs.output[0].id, unstored.output[0].id, "msg_unknown"):
+        item: Any = {"type": "item_reference", "id": name}
         with pytest.raises(openai.NotFoundError, match=r"Item with id 'msg_.*' not found"):
             await client.responses.create(model="policy", input=[item], stream=stream)
     assert len(await gateway.calls()) == 1

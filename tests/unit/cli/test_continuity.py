@@ -38,14 +38,14 @@ def test_rollouts_are_counted_by_their_samples_and_splits_by_cause() -> None:
         "splits: 2 template, 1 other (template of models/m)"
     )
     assert list(found.remedies) == ["template", "other"]
-    assert found.can_be_mended
+    assert found.fix == REMEDIES["template"]
 
 
 def test_what_did_not_split_needs_no_remedy() -> None:
     found = measure([rollout(1)])
     assert found.sentence(ORIGIN) == "of the newest 1 rollouts of claude, 1 became 1 sample"
-    assert (found.remedies, found.can_be_mended) == ({}, False)
-    assert not measure([rollout(2, other=1)]).can_be_mended
+    assert (found.remedies, found.fix) == ({}, "")
+    assert measure([rollout(2, other=1)]).fix == ""
     assert measure([]) == Continuity()
 
 
@@ -56,8 +56,7 @@ def test_rollouts_that_were_dropped_whole_are_told_with_the_setting_that_drops_t
     assert found.sentence(ORIGIN) == (
         "of the newest 1 rollouts of claude, 1 became no samples; dropped: 1 prompt_over_limit"
     )
-    assert found.remedies["prompt_over_limit"].startswith("Raise train.max_prompt_tokens")
-    assert found.can_be_mended
+    assert found.fix.startswith("Raise train.max_prompt_tokens")
 
 
 @pytest.mark.parametrize(

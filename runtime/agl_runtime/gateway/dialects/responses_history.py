@@ -35,8 +35,8 @@ def named(body: Json) -> set[str]:
     """The responses without which the input is not whole. Raises CallRefused."""
     previous = body.get("previous_response_id")
     require(isinstance(previous, str | None), "`previous_response_id` must be a text.")
-    names = {_response_of(item.get("id")) for item in items_of(body) if _is_reference(item)} | {previous}
-    return {name for name in names if name}
+    ids = [item.get("id") for item in items_of(body) if _is_reference(item)]
+    return {_response_of(item_id) or str(item_id) for item_id in ids} | ({previous} if previous else set())
 
 
 def completed(body: Json, recorded: Mapping[str, Recorded]) -> Json:
