@@ -209,8 +209,8 @@ async def test_a_lost_answer_is_granted_again_under_a_fresh_attempt(store: Store
     await store.claim("one", 2, 30)
     granted = await store.claim("one", 5, 30, held=["a"])
     assert [(r.rollout_id, a) for r, a in granted] == [("b", "1")]
-    assert await store.is_sealed("b", "0")
-    assert not await store.is_sealed("b", "1")
+    assert await store.attempt_state("b", "0") == "sealed"
+    assert await store.attempt_state("b", "1") == "uncalled"
     assert await store.attempts("b") == ["0", "1"]
 
 
@@ -243,8 +243,8 @@ async def test_ending_a_rollout_seals_its_attempts_and_releases_its_lease(store:
     await enqueue(store, "r")
     await store.claim("one", 1, 30)
     await store.patch_rollout("r", RolloutStatusPatch(state=FAILED))
-    assert await store.is_sealed("r", "0")
-    assert await store.is_sealed("r", "never begun")
+    assert await store.attempt_state("r", "0") == "sealed"
+    assert await store.attempt_state("r", "never begun") == "sealed"
     assert await store.renew("one", ["r"], 30) == ["r"]
     clock.now_s += 100
     assert await store.claim("one", 1, 30) == []
@@ -257,19 +257,29 @@ async def test_the_next_attempt_begins_once(store: Store) -> None:
     await store.claim("one", 1, 30)
     assert await store.next_attempt("r", "one", "0") == "1"
     assert await store.next_attempt("r", "one", "0") == "1"
-    assert await store.is_sealed("r", "0")
+    assert await store.attempt_state("r", "0") == "sealed"
     assert (await store.get_rollout("r")).status.last_attempt_id == "1"
     with pytest.raises(ConflictError, match="Controller two does not hold rollout r"):
         await store.next_attempt("r", "two", "1")
 
 
+async def test_an_attempt_is_called_as_soon_as_a_call_begins(store: Store) -> None:
+    await enqueue(store, "r")
+    assert await store.attempt_state("r", "0") == "uncalled"
+    await store.begin_call(intent("c"))
+    assert await store.attempt_state("r", "0") == "called"
+    assert await store.attempt_state("r", "1") == "uncalled"
+    with pytest.raises(NotFoundError):
+        await store.attempt_state("other", "0")
+
+
 async def test_sealing_twice_is_no_error(store: Store) -> None:
     await enqueue(store, "r")
-    assert not await store.is_sealed("r", "0")
+    assert await store.attempt_state("r", "0") == "uncalled"
     await store.seal("r", "0")
     await store.seal("r", "0")
-    assert await store.is_sealed("r", "0")
-    assert not await store.is_sealed("r", "1")
+    assert await store.attempt_state("r", "0") == "sealed"
+    assert await store.attempt_state("r", "1") == "uncalled"
     with pytest.raises(NotFoundError):
         await store.seal("other", "0")
 

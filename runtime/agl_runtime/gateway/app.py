@@ -45,7 +45,7 @@ def create_app(config: Config, store: Store, admin_key: str) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await gateway.start()
+        gateway.start()
         try:
             yield
         finally:

@@ -21,7 +21,7 @@ from agl_runtime.gateway.internal import Answer, Json, ModelRequest
 from agl_runtime.gateway.prepare import Prepared
 from agl_runtime.gateway.registry import Registry
 from agl_runtime.gateway.upstream import Reply
-from agl_runtime.schemas import TERMINAL_STATES, Mode, Rollout
+from agl_runtime.schemas import Mode, Rollout
 from agl_runtime.store.base import Store
 
 SETTLE_S = 5.0
@@ -148,11 +148,11 @@ class Attempts:
         if known := self._open.get((rollout_id, attempt_id)):
             return known
         rollout = await self.store.get_rollout(rollout_id)
-        is_over = rollout.status.state in TERMINAL_STATES
-        attempt = Attempt(rollout, attempt_id, is_over or await self.store.is_sealed(rollout_id, attempt_id))
+        state = await self.store.attempt_state(rollout_id, attempt_id)
+        attempt = Attempt(rollout, attempt_id, state == "sealed")
         if attempt.is_closed:
             return attempt
-        for call in await self.store.calls(rollout_id, attempt_id):
+        for call in await self.store.calls(rollout_id, attempt_id) if state == "called" else ():
             attempt.has_asked_policy |= self.registry.meant(call.info.model) == self.registry.policy
             tool_calls = dict.fromkeys(call.side.get("tool_call_ids", ()), "")
             attempt.remember(call.info.call_id, call.side.get("answer_id"), tool_calls)

@@ -1,12 +1,13 @@
 """Who may do what: pure decisions over keys, methods and paths.
 
 There are two kinds of key. The admin key opens everything. An agent's key names one rollout, attempt and mode and
-carries an HMAC of them under the admin key, so that none is stored: it may call the model below its own path and post
-events for its own attempt. Whatever is not allowed here is refused, also on routes added later.
+carries a keyed digest of them under the admin key, so that none is stored: it may call the model below its own path and
+post events for its own attempt. Whatever is not allowed here is refused, also on routes added later.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 from collections.abc import Mapping
@@ -45,7 +46,7 @@ NO_KEY = Denial(401, "The key is missing or wrong; send it as `Authorization: Be
 
 
 def agent_key(admin_key: str, rollout_id: str, attempt_id: str, mode: Mode) -> str:
-    """The key of one attempt's agent: the names it is for, and their HMAC."""
+    """The key of one attempt's agent: the names it is for, and their digest under the admin key."""
     names = orjson.dumps([rollout_id, attempt_id, mode])
     return f"{AGENT_PREFIX}{names.hex()}.{_mac(admin_key, names)}"
 
@@ -104,4 +105,5 @@ def _caller(admin_key: str, key: str) -> Caller | None:
 
 
 def _mac(admin_key: str, names: bytes) -> str:
-    return hmac.digest(admin_key.encode(), b"agl agent key\0" + names, "sha256").hex()
+    secret = hashlib.blake2b(admin_key.encode()).digest()
+    return hashlib.blake2b(names, key=secret, person=b"agl agent key", digest_size=32).hexdigest()

@@ -59,7 +59,7 @@ def _is_choice(choice: Any) -> bool:
 
 
 def _is_row(row: Any) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("message"), dict | None)
+    return isinstance(row, dict) and ((message := row.get("message")) is None or isinstance(message, dict))
 
 
 def _tool_calls(message: Json) -> Iterable[tuple[str, str]]:
@@ -83,24 +83,28 @@ def _mint_ids(calls: Any, prefix: str, known: set[str]) -> None:
 
 def read_ids(value: Any) -> Ids:
     """Token ids; empty for anything but a list of integers in range."""
-    if not isinstance(value, list) or set(map(type, value)) != {int}:
+    if not isinstance(value, list) or not value:
         return NO_IDS
     try:
         ids = np.frombuffer(struct.pack(f"{len(value)}i", *value), np.int32)  # a quarter of the time of np.array
     except struct.error:
         return NO_IDS
-    return ids if ids.min() >= 0 else NO_IDS
+    small = [value[place] for place in np.flatnonzero(ids < 2)]  # true and false pass for 1 and 0
+    return NO_IDS if any([type(number) is not int or number < 0 for number in small]) else ids
 
 
 def read_logprobs(value: Any) -> LogProbs:
     """The sampled tokens' log-probabilities in the chat or the completions form; a null becomes NaN."""
     value = value if isinstance(value, dict) else {}
     items = value.get("content")
-    if isinstance(items, list):
-        items = [item.get("logprob") if isinstance(item, dict) else None for item in items]
-    else:
+    if not isinstance(items, list):
         items = value.get("token_logprobs")
-    items = items if isinstance(items, list) else []
+        items = items if isinstance(items, list) else []
+    else:
+        try:
+            items = [item["logprob"] for item in items]
+        except (TypeError, KeyError):
+            items = [item.get("logprob") if isinstance(item, dict) else None for item in items]
     try:
         numbers = array("d", items)
     except (TypeError, OverflowError):
@@ -175,7 +179,10 @@ def _no_choices() -> ServerFailed:
 def is_terminal(chunk: Json) -> bool:
     """Whether a harness may act on this chunk: it finishes a choice or follows one that did."""
     rows = chunk["choices"]
-    return not rows or any([row.get("finish_reason") is not None for row in rows])
+    for row in rows:
+        if row.get("finish_reason") is not None:
+            return True
+    return not rows
 
 
 def _merge_choice(choice: Json, row: Json) -> None:
@@ -187,7 +194,9 @@ def _merge_choice(choice: Json, row: Json) -> None:
         elif key != "delta":
             choice[key] = value
         elif isinstance(value, dict):
-            message = choice.setdefault("message", {"role": "assistant", "content": None})
+            message = choice.get("message")
+            if message is None:
+                message = choice["message"] = {"role": "assistant", "content": None}
             for name, part in value.items():
                 _grow(message, name, part)
 
@@ -195,20 +204,25 @@ def _merge_choice(choice: Json, row: Json) -> None:
 def _grow(into: Json, key: str, value: Any) -> None:
     """Add one piece: texts grow, lists grow (items with an `index` each by themselves), anything else is replaced."""
     known = into.get(key)
-    if isinstance(value, str) and key not in _SAID_WHOLE:
-        into[key] = known + value if isinstance(known, str) else value
-    elif isinstance(value, dict):
-        into[key] = known if isinstance(known, dict) else {}
-        for name, part in value.items():
-            _grow(into[key], name, part)
+    if isinstance(value, str):
+        if key not in _SAID_WHOLE:
+            into[key] = known + value if isinstance(known, str) else value
+        elif value:
+            into[key] = value
     elif isinstance(value, list):
-        items = into[key] = known if isinstance(known, list) else []
+        if not isinstance(known, list):
+            known = into[key] = []
         if key == "token_ids":
-            items += value
+            known += value
         else:
             for item in value:
-                _add_item(items, item)
-    elif value not in (None, ""):
+                _add_item(known, item)
+    elif isinstance(value, dict):
+        if not isinstance(known, dict):
+            known = into[key] = {}
+        for name, part in value.items():
+            _grow(known, name, part)
+    elif value is not None:
         into[key] = value
 
 

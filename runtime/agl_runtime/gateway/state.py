@@ -40,8 +40,7 @@ class Gateway:
     parts: dict[str, PartStatus] = field(default_factory=dict)
     is_stopping: bool = False
 
-    async def start(self) -> None:
-        await self.upstream.open()
+    def start(self) -> None:
         if endpoint := self.config.model.endpoint:
             self.set_models([Model(model=self.config.model.name, endpoint=endpoint)])
 
@@ -56,7 +55,7 @@ class Gateway:
     async def close(self) -> None:
         for call in self.attempts.all_running():
             call.abandon()
-        await self.upstream.close()
+        self.upstream.close()
 
     def set_models(self, models: list[Model] | None) -> None:
         """Register models, or clear all with None."""

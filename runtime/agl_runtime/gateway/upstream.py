@@ -12,23 +12,22 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import orjson
 
 from agl_runtime.gateway.bodies import LEVELS, is_tellable
 from agl_runtime.gateway.hold import Hold
 from agl_runtime.gateway.internal import HELD_CODE, CallRefused, Json, Operation, ServerFailed
 from agl_runtime.gateway.registry import Registry
+from agl_runtime.gateway.wire import Response, Silent, Unreachable, Wire, WireFailed
 from agl_runtime.schemas import Model
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 8.0
 LONGEST_AWAY_PAUSE_S = 2.0
-CONNECT_TIMEOUT_S = 10.0
 COUNT_TIMEOUT_S = 10.0
 ANSWER_BYTES = 512 * 2**20  # as JSON: a million tokens with all that is told of each
 RETRIED_STATUSES = frozenset({408, 409, 429})
@@ -46,7 +45,7 @@ class Reply:
 
     model: Model
     retries: int
-    _response: aiohttp.ClientResponse
+    _response: Response
 
     async def json(self) -> Any:
         """The whole body, however deeply nested. Raises ServerFailed when it breaks off, stays silent, is no JSON, or
@@ -57,10 +56,10 @@ class Reply:
 
     async def events(self) -> AsyncIterator[list[bytes]]:
         """The data of an event stream to its [DONE] or its end, as lists of what came together. Raises ServerFailed."""
-        if self._response.content_type != "text/event-stream":
+        if self._response.headers.get("content-type", "").split(";")[0].strip().lower() != "text/event-stream":
             raise ServerFailed("The model server did not answer with an event stream.", status=200)
         with _wrapped(self.model):
-            async for events in _events(self._response.content):
+            async for events in _events(self._response):
                 if DONE in events:
                     yield events[: events.index(DONE)]
                     return
@@ -69,7 +68,7 @@ class Reply:
 
 @dataclass
 class Upstream:
-    """`open` it before use. `keys` maps endpoints to the keys that they want
+    """`keys` maps endpoints to the keys that they want
     where their registration names none; `pause` sleeps between tries."""
 
     registry: Registry
@@ -78,19 +77,12 @@ class Upstream:
     idle_timeout_s: float
     keys: Mapping[str, str] = field(repr=False)
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep
-    _session: aiohttp.ClientSession | None = None
 
-    async def open(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
-            timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=self.idle_timeout_s),
-            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
-        )
+    def __post_init__(self) -> None:
+        self._wire = Wire(self.idle_timeout_s)
 
-    async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+    def close(self) -> None:
+        self._wire.close()
 
     @asynccontextmanager
     async def send(
@@ -111,7 +103,9 @@ class Upstream:
         base = model.endpoint.rstrip("/").removesuffix("/v1")
         try:
             async with asyncio.timeout(COUNT_TIMEOUT_S):
-                counted = await Reply(model, 0, await self._post(model, f"{base}/tokenize", orjson.dumps(body))).json()
+                response = await self._post(model, f"{base}/tokenize", orjson.dumps(body))
+                with closing(response):
+                    counted = await Reply(model, 0, response).json()
         except (ServerFailed, TimeoutError):
             return None
         count = counted.get("count") if isinstance(counted, dict) else None
@@ -149,31 +143,25 @@ class Upstream:
         after_s = self.hold.state().retry_after_seconds
         return ServerFailed(what, status=429, code=HELD_CODE, retry_after_s=after_s)
 
-    async def _post(self, model: Model, url: str, body: bytes) -> aiohttp.ClientResponse:
-        if self._session is None:
-            raise ServerFailed("The gateway's way to the model servers is not open.")
+    async def _post(self, model: Model, url: str, body: bytes) -> Response:
         key = model.api_key.get_secret_value() if model.api_key else self.keys.get(model.endpoint)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         with _wrapped(model):
-            response = await self._session.post(url, data=body, headers=headers)
+            response = await self._wire.post(url, body, key)
             if response.status < 400:
                 return response
-            async with response:
+            with closing(response):
                 raise _rejection(model, response, await _read(response))
 
 
 @contextmanager
 def _wrapped(model: Model) -> Iterator[None]:
-    """Turns what the HTTP client raises into ServerFailed."""
+    """Turns what the wire raises into ServerFailed."""
     try:
         yield
-    except aiohttp.SocketTimeoutError as error:
-        raise ServerFailed(f"The model server at {model.endpoint} fell silent.", is_silence=True) from error
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise ServerFailed(f"The model server at {model.endpoint} could not be reached.", is_away=True) from error
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        what = f"The model server at {model.endpoint} broke off ({type(error).__name__})."
-        raise ServerFailed(what) from error
+    except WireFailed as error:
+        what = f"The model server at {model.endpoint} {error}."
+        is_silence, is_away = isinstance(error, Silent), isinstance(error, Unreachable)
+        raise ServerFailed(what, is_silence=is_silence, is_away=is_away) from error
 
 
 def refusal_for(error: ServerFailed) -> CallRefused:
@@ -190,9 +178,7 @@ def refusal_for(error: ServerFailed) -> CallRefused:
 
 def decode(data: bytes) -> Any:
     """JSON as model servers write it, with NaN and Infinity. Raises ServerFailed, also for what cannot be recorded."""
-    value, is_plain = _parse(data)
-    # What holds so few brackets is not nested too deeply; of a stream's events that is nearly every one.
-    return value if is_plain and data.count(b"[") + data.count(b"{") <= LEVELS else _tellable(value)
+    return _tellable(_parse(data)[0])
 
 
 def _tellable(value: Any) -> Any:
@@ -214,7 +200,13 @@ def _parse(data: bytes) -> tuple[Any, bool]:
 
 def read_chunk(data: bytes) -> Json:
     """One event's object. Raises ServerFailed for an error within the stream, and for what is no object."""
-    chunk = decode(data)
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        chunk = decode(data)
+    # What holds so few brackets is not nested too deeply, as nearly every chunk.
+    if data.count(b"[") + data.count(b"{") > LEVELS:
+        chunk = _tellable(chunk)
     if not isinstance(chunk, dict) or "error" in chunk:
         raise ServerFailed(f"The model server broke off: {_message(chunk)}", status=200)
     return chunk
@@ -229,14 +221,14 @@ def _pause_s(tried: int, retry_after_s: int | None) -> float:
     return max(pause_s, min(retry_after_s or 0.0, LONGEST_PAUSE_S)) * random.uniform(0.75, 1.25)
 
 
-def _rejection(model: Model, response: aiohttp.ClientResponse, data: bytes) -> ServerFailed:
+def _rejection(model: Model, response: Response, data: bytes) -> ServerFailed:
     try:
         body = decode(data)
     except ServerFailed:
         body = data.decode(errors="replace")
     error = body.get("error") if isinstance(body, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
-    after = response.headers.get("Retry-After", "")
+    after = response.headers.get("retry-after", "")
     return ServerFailed(
         f"The model server at {model.endpoint} answered {response.status}: {_message(body)}",
         status=response.status,
@@ -259,24 +251,24 @@ def _is_overflow(error: ServerFailed) -> bool:
     return error.code == OVERFLOW_CODE or any(phrase in error.message for phrase in _OVERFLOW_PHRASES)
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
+async def _read(response: Response) -> bytes:
     """The whole body. Raises ServerFailed for one without end."""
-    return b"".join([piece async for piece in _pieces(response.content)])
+    return b"".join([piece async for piece in _pieces(response)])
 
 
-async def _pieces(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+async def _pieces(response: Response) -> AsyncIterator[bytes]:
     size_bytes = 0
-    async for piece in content.iter_any():
+    async for piece in response.pieces():
         size_bytes += len(piece)
         if size_bytes > ANSWER_BYTES:
             raise ServerFailed(f"The model server's answer does not end: it told {size_bytes} bytes.", status=200)
         yield piece
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[list[bytes]]:
+async def _events(response: Response) -> AsyncIterator[list[bytes]]:
     """The `data:` fields of a stream; lines may be of any length (the first holds a whole prompt's ids)."""
     rest = b""
-    async for piece in _pieces(content):
+    async for piece in _pieces(response):
         *lines, rest = (rest + piece).split(b"\n")
         if events := [line[5:].strip() for line in lines if line.startswith(b"data:")]:
             yield events

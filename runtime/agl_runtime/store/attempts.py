@@ -10,7 +10,8 @@ from typing import Any
 from agl_runtime.errors import ConflictError
 from agl_runtime.schemas import DEFAULT_ATTEMPT_ID, TERMINAL_STATES, Event, Rollout
 from agl_runtime.store import blobs, rollouts
-from agl_runtime.store.tables import Tables, read, write
+from agl_runtime.store.base import AttemptState
+from agl_runtime.store.tables import Tables, read, read_briefly, write
 
 _CLAIMABLE = """
     (state = 'queuing' OR state = 'running' AND (holder = :controller OR lease_until <= :now))
@@ -64,10 +65,13 @@ class Attempts(Tables):
         db.execute("UPDATE attempts SET sealed = 1 WHERE n = ?", (number,))
         self._opened.forget(number)
 
-    @read
-    def is_sealed(self, db: sqlite3.Connection, rollout_id: str, attempt_id: str) -> bool:
-        """A rollout that has ended has no open attempt. Raises NotFoundError."""
-        return _is_sealed(_find(db, rollout_id, attempt_id))
+    @read_briefly
+    def attempt_state(self, db: sqlite3.Connection, rollout_id: str, attempt_id: str) -> AttemptState:
+        found = _find(db, rollout_id, attempt_id)
+        if _is_sealed(found):
+            return "sealed"
+        called = db.execute("SELECT 1 FROM calls WHERE attempt = ? LIMIT 1", (found["attempt"],)).fetchone()
+        return "called" if called else "uncalled"
 
     @read
     def attempts(self, db: sqlite3.Connection, rollout_id: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from agl_runtime.calls import CallInfo, Ids, LogProbs, PackedCall, VersionSpan
 from agl_runtime.schemas import (
@@ -21,6 +21,9 @@ from agl_runtime.schemas import (
     RolloutStatusPatch,
     TerminalPage,
 )
+
+AttemptState = Literal["uncalled", "called", "sealed"]
+"""Of an attempt that is not sealed: whether any of its calls has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +128,8 @@ class Store(Protocol):
         """Late calls of a sealed attempt are refused; sealing twice is no error."""
         ...
 
-    async def is_sealed(self, rollout_id: str, attempt_id: str) -> bool:
-        """True for any attempt of a rollout that has ended. Raises NotFoundError."""
+    async def attempt_state(self, rollout_id: str, attempt_id: str) -> AttemptState:
+        """Any attempt of a rollout that has ended is sealed. Raises NotFoundError."""
         ...
 
     async def attempts(self, rollout_id: str) -> list[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,11 +87,7 @@ def _as_json() -> Iterator[None]:
 def pack(value: Any, blobs: Blobs) -> bytes:
     """JSON text of `value`, large content moved to `blobs`. Raises StoreError for what JSON cannot express."""
     with _as_json():
-        text = _to_text(value)
-        if len(text) < LARGE_CHARS and _MARK_IN_TEXT not in text:
-            return text
-        text = _to_text(_lift(value, blobs))
-        return text if len(text) < LARGE_CHARS else _to_text(_refer("json", text, blobs))
+        return _pack(value, blobs)
 
 
 def unpack(text: bytes, fetch: Fetch) -> Any:
@@ -105,20 +102,20 @@ def encode(body: Mapping[str, Any], bases: Mapping[str, Outline]) -> Encoded:
     Raises StoreError for what JSON cannot express.
     """
     blobs: Blobs = {}
-    split = {key: _split(value) for key, value in body.items()}
     with _as_json():
+        split = {key: _split(value) for key, value in body.items()}
         outline = {key: (kind, _digests(pieces)) for key, (kind, pieces) in split.items()}
-    base_id, most = None, 0
-    for candidate_id, candidate in bases.items():
-        shared = sum(_shared(part, candidate.get(key)) for key, part in outline.items())
-        if shared and shared >= most:
-            base_id, most = candidate_id, shared
-    base = bases[base_id] if base_id is not None else {}
-    parts = []
-    for key, (kind, pieces) in split.items():
-        keep = _shared(outline[key], base.get(key))
-        tail_digests = b"".join(outline[key][1][keep:])
-        parts.append([key, kind, keep, tail_digests, pack(pieces[keep:], blobs)])
+        base_id, most = None, 0
+        for candidate_id, candidate in bases.items():
+            shared = sum([_shared(part, candidate.get(key)) for key, part in outline.items()])
+            if shared and shared >= most:
+                base_id, most = candidate_id, shared
+        base = bases[base_id] if base_id is not None else {}
+        parts = []
+        for key, (kind, pieces) in split.items():
+            keep = _shared(outline[key], base.get(key))
+            tail_digests = b"".join(outline[key][1][keep:])
+            parts.append([key, kind, keep, tail_digests, _pack(pieces[keep:], blobs)])
     return Encoded(base_id, _pack_record(parts), _whole_digest(outline), outline, blobs)
 
 
@@ -154,18 +151,43 @@ def covers(new: Outline, old: Outline) -> bool:
     return all(_shared(part, new.get(key)) == len(part[1]) for key, part in old.items())
 
 
+def _pack(value: Any, blobs: Blobs) -> bytes:
+    text = _to_text(value)
+    if len(text) < LARGE_CHARS and _MARK_IN_TEXT not in text:
+        return text
+    text = _to_text(_lift(value, blobs))
+    return text if len(text) < LARGE_CHARS else _to_text(_refer("json", text, blobs))
+
+
 def _digest_text(value: Any) -> bytes:
-    """Other text than `_to_text`'s, but also the same for the same value, in a tenth of the time."""
+    """The same text for the same value, for ever: digests are of it."""
     try:
         text = orjson.dumps(value)
     except orjson.JSONEncodeError:
-        return _to_text(value)
-    return _to_text(value) if b"null" in text else text  # which NaN and Infinity are too
+        return _any_text(value)
+    return _any_text(value) if b"null" in text else text  # which NaN and Infinity are too
 
 
 def _to_text(value: Any) -> bytes:
-    # The standard encoder, because bodies may hold integers beyond 64 bits and lone surrogates.
+    """Text from which `_from_text` makes the same value."""
+    try:
+        text = orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return _any_text(value)
+    return text if b"null" not in text or _is_finite(value) else _any_text(value)
+
+
+def _any_text(value: Any) -> bytes:
+    # The standard encoder takes a multiple of the time. Bodies may hold integers beyond 64 bits and lone surrogates.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all([_is_finite(item) for item in value.values()])
+    if isinstance(value, list | tuple):
+        return all([_is_finite(item) for item in value])
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _from_text(text: bytes) -> Any:
@@ -191,7 +213,7 @@ def _join(kind: str, pieces: list[Any]) -> Any:
 
 
 def _digests(pieces: list[Any]) -> tuple[bytes, ...]:
-    return tuple(digest_of(_digest_text(piece)) for piece in pieces)
+    return tuple([digest_of(_digest_text(piece)) for piece in pieces])
 
 
 def _shared(part: tuple[str, tuple[bytes, ...]], other: tuple[str, tuple[bytes, ...]] | None) -> int:

@@ -13,6 +13,7 @@ tables of its own. Deleting a rollout takes everything that belongs to it along.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -105,6 +106,18 @@ def open_reader(path: Path) -> sqlite3.Connection:
     return db
 
 
+def wait_for_others(db: sqlite3.Connection, timeout_s: float) -> None:
+    """How long the connection waits for a file that another program has locked."""
+    db.execute(f"PRAGMA busy_timeout = {round(timeout_s * 1000)}")
+
+
+def copy_log(db: sqlite3.Connection) -> None:
+    """Copy the write-ahead log into the file, as far as readers allow, and wait for the disk. What is not copied now is
+    copied next time, or when the store is closed."""
+    with contextlib.suppress(sqlite3.Error):
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+
 def explain(error: sqlite3.Error, path: Path) -> StoreError:
     """What an error of SQLite means for the user."""
     what, fix = {
@@ -119,8 +132,8 @@ def explain(error: sqlite3.Error, path: Path) -> StoreError:
     return StoreError(f"{what.format(path)} ({error}).", fix)
 
 
-def code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code, 0 for an error of the Python module."""
+def code(error: Exception) -> int:
+    """SQLite's primary result code, 0 for any other error."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
@@ -149,7 +162,14 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     if db.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
         raise StoreError(f"The disk that holds {path} cannot keep a write-ahead log.", "Use a local disk.")
     # fullfsync: on macOS only this reaches the medium.
-    for setting in ("synchronous = NORMAL", "fullfsync = ON", "foreign_keys = ON", "journal_size_limit = 67108864"):
+    # The log is copied by `copy_log`; only where a few writes were huge, SQLite does it of itself.
+    for setting in (
+        "synchronous = NORMAL",
+        "fullfsync = ON",
+        "foreign_keys = ON",
+        "journal_size_limit = 67108864",
+        "wal_autocheckpoint = 32768",
+    ):
         db.execute(f"PRAGMA {setting}")
     if is_new:
         identity = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"

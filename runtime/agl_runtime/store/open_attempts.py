@@ -6,7 +6,7 @@ calls without common ground costs no more than their number. Of too many ends th
 that a conversation keeps its end however many single questions its agent asks meanwhile.
 
 All of it can be read from the database again: after a restart, when memory ran short, or when a transaction was given
-up. It belongs to the writing thread, which changes it last in a job, when nothing of that job can fail any more.
+up. It belongs to the writing connection's jobs, which change it last, when nothing of that job can fail any more.
 """
 
 from __future__ import annotations
@@ -29,18 +29,16 @@ MOST_ENDS = 64
 @dataclass(slots=True)
 class OpenAttempt:
     """`ends`: committed calls that none continues, as prompt + sampled ids [P + S]; `single` are those of them that
-    continue none. By call id, oldest first, as `outlines` are. `begun` and `committed` count the attempt's calls."""
+    continue none. By call id, oldest first, as `outlines` are. `begun` and `committed` count the attempt's calls, and
+    `size_bytes` is that of `ends`."""
 
     ends: dict[str, Ids] = field(default_factory=dict)
     single: dict[str, None] = field(default_factory=dict)
     outlines: dict[str, codec.Outline] = field(default_factory=dict)
     begun: int = 0
     committed: int = 0
+    size_bytes: int = 0
     _keys: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(ids.nbytes for ids in self.ends.values())
 
     def is_retried(self, retry_key: str | None) -> bool:
         """Whether several calls have this key."""
@@ -63,16 +61,18 @@ class OpenAttempt:
         """`ids` are prompt + sampled; `continued` the calls that it continues."""
         self.committed += 1
         for old_id in continued:
-            self.ends.pop(old_id, None)
-            self.single.pop(old_id, None)
+            self._drop(old_id)
         if ids.size:
             self.ends[call_id] = ids
+            self.size_bytes += ids.nbytes
             if not continued:
                 self.single[call_id] = None
         if len(self.ends) > MOST_ENDS:
-            gone_id = next(iter(self.single if len(self.single) > 1 else self.ends))
-            del self.ends[gone_id]
-            self.single.pop(gone_id, None)
+            self._drop(next(iter(self.single if len(self.single) > 1 else self.ends)))
+
+    def _drop(self, call_id: str) -> None:
+        self.size_bytes -= self.ends.pop(call_id).nbytes
+        self.single.pop(call_id, None)
 
 
 class OpenAttempts:
@@ -85,7 +85,7 @@ class OpenAttempts:
     def get(self, db: sqlite3.Connection, attempt: int) -> OpenAttempt:
         if attempt not in self._attempts:
             self._attempts[attempt] = _load(db, attempt)
-            total_bytes = sum(item.size_bytes for item in self._attempts.values())
+            total_bytes = sum([item.size_bytes for item in self._attempts.values()])
             while total_bytes > self._budget_bytes and len(self._attempts) > 1:
                 total_bytes -= self._attempts.popitem(last=False)[1].size_bytes
         self._attempts.move_to_end(attempt)

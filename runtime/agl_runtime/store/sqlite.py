@@ -1,4 +1,4 @@
-"""The store in one SQLite file: `store.base.Store` on a writing and a reading thread.
+"""The store in one SQLite file: `store.base.Store` on a writing and a reading connection.
 
 Writes share transactions (see `worker`), reads see everything that was acknowledged before they were asked for.
 """
@@ -61,11 +61,8 @@ class SqliteStore(Rollouts, Attempts, Recording, Reading):
         """Waits for what is under way. Closing twice is no error."""
         workers = [worker for worker in (self._writer, self._reader) if worker is not None]
         self._writer = self._reader = None
-        await asyncio.to_thread(self._stop, workers)
-
-    def _stop(self, workers: list[Worker]) -> None:
         for worker in workers:
-            worker.stop()
+            await worker.stop()
         if self._lock is not None:
             self._lock.close()
             self._lock = None

@@ -1,7 +1,7 @@
 """How the store's methods reach the database: written as functions of a transaction's connection, awaited without it.
 
 @write
-def seal(self, db, rollout_id, attempt_id): ...      # in the writing thread, within a transaction
+def seal(self, db, rollout_id, attempt_id): ...      # within a transaction of the writing connection
 
 await store.seal(rollout_id, attempt_id)             # returns when that transaction is committed
 """
@@ -24,7 +24,7 @@ S = TypeVar("S", bound="Tables")
 
 
 class Tables:
-    """What the parts of the store share. Only the writing thread touches `_opened`."""
+    """What the parts of the store share. Only jobs of the writing connection touch `_opened`."""
 
     def __init__(self, path: Path, clock: Callable[[], float], steady: Callable[[], float], budget_bytes: int) -> None:
         self._path = path
@@ -43,18 +43,35 @@ class Tables:
 def write(
     method: Callable[Concatenate[S, sqlite3.Connection, P], T],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    @functools.wraps(method)
-    async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._running(self._writer).run(lambda db: method(self, db, *args, **kwargs))
+    return _awaited(method, lambda self: self._writer, is_short=False)
 
-    return run
+
+def write_briefly(
+    method: Callable[Concatenate[S, sqlite3.Connection, P], T],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """A `write` that takes less time than handing it to a thread would: it may be done in the event loop."""
+    return _awaited(method, lambda self: self._writer, is_short=True)
 
 
 def read(
     method: Callable[Concatenate[S, sqlite3.Connection, P], T],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    return _awaited(method, lambda self: self._reader, is_short=False)
+
+
+def read_briefly(
+    method: Callable[Concatenate[S, sqlite3.Connection, P], T],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """As `write_briefly`."""
+    return _awaited(method, lambda self: self._reader, is_short=True)
+
+
+def _awaited(
+    method: Callable[Concatenate[S, sqlite3.Connection, P], T], worker: Callable[[S], Worker | None], *, is_short: bool
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
     @functools.wraps(method)
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._running(self._reader).run(lambda db: method(self, db, *args, **kwargs))
+        running = self._running(worker(self))
+        return await running.run(lambda db: method(self, db, *args, **kwargs), is_short=is_short)
 
     return run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agl_runtime.errors import ConflictError, StoreError
-from agl_runtime.store import database
+from agl_runtime.store import database, worker
 from agl_runtime.store.worker import Worker
 
 
@@ -40,9 +40,9 @@ class Bench:
         assert await asyncio.to_thread(started.wait, 30)
         return go_on, job
 
-    async def together(self, *jobs: Callable[[sqlite3.Connection], object]) -> list[object]:
+    async def together(self, *jobs: Callable[[sqlite3.Connection], object], are_short: bool = False) -> list[object]:
         go_on, first = await self.busy()
-        rest = [asyncio.ensure_future(self.worker.run(job)) for job in jobs]
+        rest = [asyncio.ensure_future(self.worker.run(job, is_short=are_short)) for job in jobs]
         await asyncio.sleep(0)  # one step of the loop submits them all
         go_on.set()
         await first
@@ -59,7 +59,7 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     made = Bench(tmp_path / "s.sqlite3")
     yield made
-    await asyncio.to_thread(made.worker.stop)
+    await made.worker.stop()
 
 
 def put(size_bytes: int) -> Callable[[sqlite3.Connection], int]:
@@ -78,9 +78,10 @@ def put_then_fail(error: Exception) -> Callable[[sqlite3.Connection], int]:
     return work
 
 
-async def test_jobs_that_wait_together_share_a_commit(bench: Bench) -> None:
+@pytest.mark.parametrize("are_short", [False, True])
+async def test_jobs_that_wait_together_share_a_commit(bench: Bench, are_short: bool) -> None:
     before = bench.commits
-    assert await bench.together(*(put(i) for i in range(50))) == list(range(50))
+    assert await bench.together(*(put(i) for i in range(50)), are_short=are_short) == list(range(50))
     assert bench.commits - before == 2, "one for the job that kept the worker busy, one for all others"
     assert bench.rows() == list(range(50))
 
@@ -95,6 +96,24 @@ async def test_the_loop_is_woken_once_for_a_transaction(bench: Bench, monkeypatc
     go_on.set()
     assert await asyncio.gather(first, *rest) == [True, *range(50)]
     assert len(wakes) == 2, "one for the job that kept the worker busy, one for all others"
+
+
+async def test_short_jobs_are_done_in_the_loop_and_others_in_a_thread(bench: Bench) -> None:
+    here = threading.get_ident()
+    assert await bench.worker.run(lambda _: threading.get_ident(), is_short=True) == here
+    assert await bench.worker.run(lambda _: threading.get_ident()) != here
+
+
+async def test_a_long_log_is_copied_in_a_thread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "ROWS_PER_COPY", 3)
+    copied_in: list[int] = []
+    copy = database.copy_log
+    monkeypatch.setattr(database, "copy_log", lambda db: copied_in.append(threading.get_ident()) or copy(db))
+    for _ in range(7):
+        await bench.worker.run(put(1), is_short=True)
+    assert len(copied_in) == 2
+    assert threading.get_ident() not in copied_in
+    assert bench.rows() == [1] * 7
 
 
 async def test_a_result_is_given_out_only_after_the_commit(bench: Bench) -> None:
@@ -114,9 +133,11 @@ async def test_a_result_is_given_out_only_after_the_commit(bench: Bench) -> None
     assert await job == 1
 
 
-async def test_a_job_that_fails_takes_nothing_of_its_neighbours_back(bench: Bench) -> None:
+@pytest.mark.parametrize("are_short", [False, True])
+async def test_a_job_that_fails_takes_nothing_of_its_neighbours_back(bench: Bench, are_short: bool) -> None:
     refused, broken = ConflictError("no"), RuntimeError("a fault of the code")
-    outcomes = await bench.together(put(1), put_then_fail(refused), put(2), put_then_fail(broken), put(3))
+    jobs = put(1), put_then_fail(refused), put(2), put_then_fail(broken), put(3)
+    outcomes = await bench.together(*jobs, are_short=are_short)
     assert outcomes == [1, refused, 2, broken, 3]
     assert bench.rows() == [1, 2, 3]
 
@@ -127,9 +148,10 @@ async def test_an_error_of_sqlite_becomes_a_store_error(bench: Bench) -> None:
     assert str(outcome) == f"The store {bench.path} failed (no such table: missing). Look at `agl logs gateway`."
 
 
-async def test_what_does_not_fit_on_the_disk_fails_alone(bench: Bench) -> None:
+@pytest.mark.parametrize("are_short", [False, True])
+async def test_what_does_not_fit_on_the_disk_fails_alone(bench: Bench, are_short: bool) -> None:
     await bench.worker.run(lambda db: db.execute("PRAGMA max_page_count = 100").fetchone())
-    outcomes = await bench.together(put(10), put(10_000_000), put(20))
+    outcomes = await bench.together(put(10), put(10_000_000), put(20), are_short=are_short)
     assert outcomes[0] == 10
     assert isinstance(outcomes[1], StoreError)
     assert str(outcomes[1]) == (
@@ -162,27 +184,33 @@ async def test_a_file_locked_from_outside_is_named(tmp_path: Path, monkeypatch: 
         await bench.worker.run(put(1))
     other.close()
     assert await bench.worker.run(put(1)) == 1
-    await asyncio.to_thread(bench.worker.stop)
+    await bench.worker.stop()
 
 
-async def test_a_file_that_is_locked_for_a_while_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_short", [False, True])
+async def test_a_file_that_is_locked_for_a_while_is_waited_for_and_the_loop_goes_on(
+    tmp_path: Path, is_short: bool
+) -> None:
     bench, beginning = Bench(tmp_path / "s.sqlite3"), threading.Event()
     other = sqlite3.connect(bench.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    bench.db.set_trace_callback(lambda statement: beginning.set() if statement == "BEGIN IMMEDIATE" else None)
-    job = asyncio.ensure_future(bench.worker.run(put(1)))
+    here = threading.get_ident()
+    bench.db.set_trace_callback(
+        lambda statement: statement == "BEGIN IMMEDIATE" and threading.get_ident() != here and beginning.set()
+    )
+    job = asyncio.ensure_future(bench.worker.run(put(1), is_short=is_short))
     assert await asyncio.to_thread(beginning.wait, 30)
     other.execute("ROLLBACK")
     assert await job == 1
     other.close()
-    await asyncio.to_thread(bench.worker.stop)
+    await bench.worker.stop()
 
 
 async def test_stopping_finishes_what_waits(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "s.sqlite3")
     jobs = [asyncio.ensure_future(bench.worker.run(put(i))) for i in range(5)]
     await asyncio.sleep(0)  # one step of the loop submits them all
-    await asyncio.to_thread(bench.worker.stop)
+    await bench.worker.stop()
     assert await asyncio.gather(*jobs) == [0, 1, 2, 3, 4]
     assert bench.rows() == [0, 1, 2, 3, 4]
 

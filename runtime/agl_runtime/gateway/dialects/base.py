@@ -34,7 +34,8 @@ class EventStream(Protocol):
     """Writes the events of one streamed answer."""
 
     def feed(self, chunk: Json) -> bytes:
-        """The events for one chunk of the model server; empty when it holds nothing for the harness."""
+        """The events for one chunk of the model server, whose dicts may be changed; empty when it holds nothing for
+        the harness."""
         ...
 
     def end(self, answer: Answer) -> bytes:

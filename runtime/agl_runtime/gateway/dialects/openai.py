@@ -26,24 +26,23 @@ class OpenAIStream:
 
     def __init__(self, request: ModelRequest) -> None:
         self._request = request
+        self._wants_tokens = request.wants_ids or request.wants_logprobs
 
     def feed(self, chunk: Json) -> bytes:
-        slim = strip(self._request, chunk)
+        _strip(self._request, chunk)
         if not self._request.wants_usage:
-            slim.pop("usage", None)
-        choices = slim["choices"]
-        says_something = any([self._says_something(choice) for choice in choices]) if choices else "usage" in slim
-        return event(slim) if says_something else b""
+            chunk.pop("usage", None)
+        choices = chunk["choices"]
+        for row in choices:
+            if self._wants_tokens or row.get("delta") or row.get("text") or row.get("finish_reason"):
+                return event(chunk)
+        return b"" if choices or "usage" not in chunk else event(chunk)
 
     def end(self, answer: Answer) -> bytes:
         return DONE
 
     def fail(self, refused: CallRefused) -> bytes:
         return event(error_body(refused))
-
-    def _says_something(self, choice: Json) -> bool:
-        asked = self._request.wants_ids or self._request.wants_logprobs
-        return asked or bool(choice.get("delta") or choice.get("text") or choice.get("finish_reason"))
 
 
 class OpenAIDialect(SelfContained):
@@ -89,27 +88,22 @@ def event(data: Json) -> bytes:
 
 
 def strip(request: ModelRequest, response: Json) -> Json:
-    """A copy of a whole answer or a chunk without what the harness did not ask for."""
-    if request.wants_ids and request.wants_logprobs:
-        return dict(response)
-    hidden = frozenset() if request.wants_ids else _TOKEN_FIELDS
-    slim = _without(hidden, response)
-    slim["choices"] = [_strip_choice(choice, hidden, request.wants_logprobs) for choice in response["choices"]]
+    """A copy of a whole answer without what the harness did not ask for."""
+    slim = {**response, "choices": [choice.copy() for choice in response["choices"]]}
+    _strip(request, slim)
     return slim
 
 
-def _without(hidden: frozenset[str], row: Json) -> Json:
-    slim = row.copy()
-    for key in hidden:
-        slim.pop(key, None)
-    return slim
-
-
-def _strip_choice(choice: Json, hidden: frozenset[str], with_logprobs: bool) -> Json:
-    slim = _without(hidden, choice)
-    if not with_logprobs and "logprobs" in slim:
-        slim["logprobs"] = None
-    return slim
+def _strip(request: ModelRequest, slim: Json) -> None:
+    choices = slim["choices"]
+    if not request.wants_ids:
+        for row in (slim, *choices):
+            for key in _TOKEN_FIELDS:
+                row.pop(key, None)
+    if not request.wants_logprobs:
+        for choice in choices:
+            if "logprobs" in choice:
+                choice["logprobs"] = None
 
 
 def common(body: Json) -> Mapping[str, Any]:
