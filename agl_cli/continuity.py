@@ -94,7 +94,8 @@ def origin_of(project: Project) -> Origin:
     model, words = project.config.model, split_command(project.config.agent.command)
     program = Path(words[0]).name
     if program in _SHELLS and words[1:2] == ["-c"] and words[2:]:
-        words = words[2].removeprefix("exec ").split() or words
+        script = words[2].removeprefix("exec ").split()
+        words = words[4:] if script[:1] == ['"$@"'] and words[4:] else script or words
         program = Path(words[0]).name
     if program.startswith("python"):
         program = next((word for word in words[1:] if not word.startswith("-")), program)

@@ -63,24 +63,24 @@ def make_plan(root: Path, answers: Answers) -> Plan:
 
 
 def _integration(repository: Repository, answers: Answers) -> Integration:
-    found = next((found for harness in harnesses() if (found := harness.integrate(repository)) is not None), None)
-    if answers.command:
-        command = tuple(shlex.split(answers.command))
-        if found is None:
-            return Integration("any command", "given by --command", command)
-        return Integration(found.harness, found.evidence, command, found.edits)
-    if found is None:
-        raise ConfigError(
-            f"No agent that agl knows was found in {repository.root}.",
-            'Say how it is started: agl init --command "python my_agent.py {question}".',
-        )
-    return found
+    command = tuple(shlex.split(answers.command or ""))
+    for harness in harnesses():
+        if (found := harness.integrate(repository, command)) is not None:
+            return found
+    if command:
+        return Integration("any command", "given by --command", command)
+    raise ConfigError(
+        f"No agent that agl knows was found in {repository.root}.",
+        'Say how it is started: agl init --command "python my_agent.py {question}".',
+    )
 
 
 def _config(repository: Repository, integration: Integration, answers: Answers, reward_file: str) -> str:
     return _render(
         "agl.yaml.j2",
         command=_yaml(" ".join(part if _PLAIN.fullmatch(part) else shlex.quote(part) for part in integration.command)),
+        env={name: _yaml(value) for name, value in integration.env.items()},
+        models=integration.models and json.dumps(dict(integration.models)),
         warm=", ".join(_preloads(repository, integration)),
         reward=f"{reward_file}:reward",
         train=_yaml(repository.tasks.train),

@@ -7,14 +7,14 @@ that order and the first that finds itself in the repository makes the integrati
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from agl_cli.patching.edits import Edit
 
-MODULES = ("python_sdk",)
+MODULES = ("claude_code", "codex", "python_sdk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,28 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class Integration:
-    """How to run the agent unchanged against the gateway. `evidence` says why it was recognised; `notes` are for the
-    user to read before agreeing."""
+    """How to run the agent unchanged against the gateway. `evidence` says why it was recognised; `env` and `models` are
+    its agent.env and gateway.models; `notes` are for the user to read before agreeing."""
 
     harness: str
     evidence: str
     command: tuple[str, ...]
     edits: tuple[Edit, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    models: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
 class Harness(Protocol):
-    def integrate(self, repository: Repository) -> Integration | None:
-        """The integration, or None where this harness is not in the repository."""
+    def integrate(self, repository: Repository, command: tuple[str, ...]) -> Integration | None:
+        """The integration, or None where this harness is neither in the repository nor in the command that the user
+        gave, which is empty where there was none."""
         ...
+
+
+def task_field(repository: Repository) -> str:
+    """What stands for the task in a command."""
+    return f"{{{repository.tasks.input_field or 'question'}}}"
 
 
 def harnesses() -> Iterator[Harness]:

@@ -20,7 +20,7 @@ _MAIN_GUARD = re.compile(rb"""^if\s+__name__\s*==\s*["']__main__["']""", re.MULT
 
 
 class PythonSdk:
-    def integrate(self, repository: Repository) -> Integration | None:
+    def integrate(self, repository: Repository, command: tuple[str, ...]) -> Integration | None:
         sources = {name: (repository.root / name).read_bytes() for name in repository.files if name.endswith(".py")}
         found = {name: names for name, source in sources.items() if (names := _imports(source))}
         if not found:
@@ -28,14 +28,14 @@ class PythonSdk:
         users, packages = list(found), " and ".join(sorted(set().union(*found.values())))
         entry = _entry(users, sources)
         notes = []
-        if not _reads_arguments(sources[entry]):
+        if not command and not _reads_arguments(sources[entry]):
             notes.append(
                 f"{entry} reads no arguments: say in agl.yaml how a task reaches it (agent.command, agent.env)."
             )
         return Integration(
             harness=f"{packages} SDK (Python)",
             evidence=f"{', '.join(users)} import {packages}",
-            command=("python", entry, *_task_arguments(repository, sources[entry])),
+            command=command or ("python", entry, *_task_arguments(repository, sources[entry])),
             edits=tuple(edit for name in users if (edit := _edit(name, sources[name])) is not None),
             notes=tuple(notes),
         )

@@ -327,7 +327,9 @@ def _value(text: str, origin: str) -> Any:
 def _set_path(values: dict[str, Any], path: str, value: Any, origin: str) -> None:
     *parents, last = path.split(".")
     for key in parents:
-        node = values.setdefault(key, {})
+        if values.get(key) is None:  # also a section whose lines are all commented out
+            values[key] = {}
+        node = values[key]
         if not isinstance(node, dict):
             raise ConfigError(f"{origin}: {key} is not a section of {CONFIG_NAME}.", "Name a setting by its full path.")
         values = node

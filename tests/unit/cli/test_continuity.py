@@ -68,6 +68,7 @@ def test_rollouts_that_were_dropped_whole_are_told_with_the_setting_that_drops_t
         ("python3.12 -m my.agent {question}", "my.agent"),
         ("python", "python"),
         ("""sh -c 'exec codex exec "$0"' {question}""", "codex"),
+        ("""sh -c 'exec "$@" -c x' sh /opt/codex exec {question}""", "codex"),
         ("bash -c 'python -m agent' {question}", "agent"),
         ("bash agent.sh {question}", "bash"),
     ],

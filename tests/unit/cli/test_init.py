@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 from agl_cli import scaffold
 from agl_cli.main import app
 from agl_runtime.config import load_project
+from agl_runtime.controller.runners.command import split_command
 
 AGENT = b"""import sys\r
 from openai import OpenAI\r
@@ -130,3 +131,48 @@ def test_modules_that_are_slow_to_import_are_imported_once(root: Path, monkeypat
     monkeypatch.setattr(scaffold, "modules_to_preload", lambda *_: ["openai", "openai.resources"])
     agl(root, "--yes")
     assert load_project(root).config.agent.warm == ["openai", "openai.resources"]
+
+
+def test_claude_code_gets_a_headless_command_and_its_settings(root: Path) -> None:
+    result = agl(root, "--command", "claude", "--yes", "--json")
+    assert json.loads(result.stdout)["harness"] == "Claude Code"
+    assert "must leave room in the policy's context" in result.stderr
+    config = load_project(root).config
+    assert config.agent.command == ("claude -p {question} --output-format json --permission-mode bypassPermissions")
+    assert config.agent.env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "4096"
+    assert config.agent.env["ENABLE_TOOL_SEARCH"] == "false"
+    assert config.gateway.models == {"*haiku*": "side job"}
+
+
+def test_a_command_with_arguments_is_kept_and_codex_is_redirected_after_them(root: Path) -> None:
+    agl(root, "--command", "/opt/claude -p '{question} now'", "--yes")
+    assert load_project(root).config.agent.command == "/opt/claude -p '{question} now'"
+    agl(root, "--undo")
+    result = agl(root, "--command", "codex exec -c model_context_window=9000 '{question} now'", "--yes")
+    assert "Codex does not compact when the context overflows" in result.stderr
+    words = split_command(load_project(root).config.agent.command)
+    assert words[:2] + words[3:] == [
+        "sh",
+        "-c",
+        "sh",
+        "codex",
+        "exec",
+        "-c",
+        "model_context_window=9000",
+        "{question} now",
+    ]
+    assert words[2].startswith('exec "$@" -c model=policy -c model_provider=agl')
+    assert words[2].endswith('base_url="$OPENAI_BASE_URL"')
+
+
+def test_codex_alone_gets_a_headless_command(root: Path) -> None:
+    agl(root, "--command", "codex", "--yes")
+    words = split_command(load_project(root).config.agent.command)
+    assert words[4:] == [
+        "codex",
+        "exec",
+        "--json",
+        "--skip-git-repo-check",
+        "--dangerously-bypass-approvals-and-sandbox",
+        "{question}",
+    ]

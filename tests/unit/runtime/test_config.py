@@ -75,6 +75,12 @@ def test_a_section_with_every_line_commented_out_means_the_defaults(tmp_path: Pa
     assert load_project(write(tmp_path, MINIMAL + "model:\n  # path: x\n")).config.model.path is None
 
 
+def test_a_flag_sets_what_a_section_of_comments_leaves_open(tmp_path: Path) -> None:
+    (tmp_path / "agl.yaml").write_text("agent: {command: x}\nmodel:\n  # path: m\n", encoding="utf-8")
+    project = load_project(tmp_path, overrides={"model.path": "m"}, environ={})
+    assert (project.config.model.path, project.origins["model.path"]) == ("m", "--set model.path")
+
+
 def test_every_setting_is_documented() -> None:
     for path in setting_paths():
         section, key = path.split(".")

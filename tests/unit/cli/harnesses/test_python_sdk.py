@@ -22,7 +22,7 @@ def test_the_entry_command_and_task_field_are_found(tmp_path: Path) -> None:
     root = write(
         tmp_path / "p", agent_py=AGENT.replace("import sys", "import sys; sys.argv"), tasks_jsonl=json.dumps(TASK)
     )
-    found = HARNESS.integrate(look(root))
+    found = HARNESS.integrate(look(root), ())
     assert found is not None
     assert found.command == ("python", "agent.py", "{question}")
     assert [edit.path for edit in found.edits] == ["agent.py"]
@@ -32,7 +32,7 @@ def test_the_entry_command_and_task_field_are_found(tmp_path: Path) -> None:
 def test_an_option_of_the_same_name_is_used(tmp_path: Path) -> None:
     source = AGENT.replace("import sys", "import argparse\nargparse.ArgumentParser().add_argument('--question')")
     root = write(tmp_path / "p", agent_py=source, tasks_jsonl=json.dumps(TASK))
-    found = HARNESS.integrate(look(root))
+    found = HARNESS.integrate(look(root), ())
     assert found is not None
     assert found.command == ("python", "agent.py", "--question={question}")
 
@@ -44,7 +44,7 @@ def test_the_main_file_is_started_where_a_library_file_imports_openai(tmp_path: 
         main_py="import sys\nimport llm\nif __name__ == '__main__':\n    print(sys.argv)\n",
         tests__test_it_py="if __name__ == '__main__':\n    pass\n",
     )
-    found = HARNESS.integrate(look(root))
+    found = HARNESS.integrate(look(root), ())
     assert found is not None
     assert found.command == ("python", "main.py")
     assert found.edits == ()
@@ -52,18 +52,18 @@ def test_the_main_file_is_started_where_a_library_file_imports_openai(tmp_path: 
 
 def test_agents_of_anthropics_package_are_known_and_all_packages_named(tmp_path: Path) -> None:
     source = "import anthropic\nanthropic.Anthropic(base_url='http://x')\n"
-    found = HARNESS.integrate(look(write(tmp_path / "one", agent_py=source)))
+    found = HARNESS.integrate(look(write(tmp_path / "one", agent_py=source)), ())
     assert found is not None
     assert (found.harness, found.evidence) == ("anthropic SDK (Python)", "agent.py import anthropic")
     assert [edit.path for edit in found.edits] == ["agent.py"]
-    both = HARNESS.integrate(look(write(tmp_path / "both", agent_py=source, judge_py="import openai\n")))
+    both = HARNESS.integrate(look(write(tmp_path / "both", agent_py=source, judge_py="import openai\n")), ())
     assert both is not None
     assert both.harness == "anthropic and openai SDK (Python)"
 
 
 def test_a_repository_without_the_package_is_none_of_its_business(tmp_path: Path) -> None:
     assert (
-        HARNESS.integrate(look(write(tmp_path / "p", agent_py="print('openai')\n", broken_py="import openai (")))
+        HARNESS.integrate(look(write(tmp_path / "p", agent_py="print('openai')\n", broken_py="import openai (")), ())
         is None
     )
 
