@@ -31,10 +31,11 @@ class Talk:
 
 @dataclass(frozen=True)
 class Said:
-    """One answer: its text, and the name and arguments of each call in it."""
+    """One answer: its text, the name and arguments of each call in it, and what was thought before."""
 
     text: str
     calls: tuple[tuple[str, Raw], ...] = ()
+    thought: str = ""
 
 
 async def chat(gateway: RunningGateway, talk: Talk, *, streamed: bool) -> list[Said]:
@@ -60,7 +61,9 @@ async def chat(gateway: RunningGateway, talk: Talk, *, streamed: bool) -> list[S
             results = [{"role": "tool", "tool_call_id": call["id"], "content": talk.result} for call in calls]
             messages += [dumped, *results]
             functions = [call["function"] for call in calls]
-            said.append(Said(message.content or "", tuple((f["name"], json.loads(f["arguments"])) for f in functions)))
+            called = tuple((function["name"], json.loads(function["arguments"])) for function in functions)
+            thought = dumped.get("reasoning_content") or dumped.get("reasoning") or ""
+            said.append(Said(message.content or "", called, thought))
     return said
 
 
@@ -91,7 +94,9 @@ async def responses(gateway: RunningGateway, talk: Talk, *, streamed: bool) -> l
             items += [item.model_dump(exclude_none=True) for item in response.output]
             called = [item for item in response.output if item.type == "function_call"]
             items += [{"type": "function_call_output", "call_id": c.call_id, "output": talk.result} for c in called]
-            said.append(Said(response.output_text, tuple((c.name, json.loads(c.arguments)) for c in called)))
+            calls = tuple((c.name, json.loads(c.arguments)) for c in called)
+            thoughts = [part.text for item in response.output if item.type == "reasoning" for part in item.content]
+            said.append(Said(response.output_text, calls, "".join(thoughts)))
     return said
 
 
@@ -120,7 +125,8 @@ async def messages(gateway: RunningGateway, talk: Talk, *, streamed: bool) -> li
             results = [{"type": "tool_result", "tool_use_id": c.id, "content": talk.result, **cached} for c in called]
             turns += [{"role": "user", "content": results}] if results else []
             texts = [block.text for block in message.content if block.type == "text"]
-            said.append(Said("".join(texts), tuple((c.name, c.input) for c in called)))
+            thoughts = [block.thinking for block in message.content if block.type == "thinking"]
+            said.append(Said("".join(texts), tuple((c.name, c.input) for c in called), "".join(thoughts)))
     return said
 
 

@@ -27,6 +27,16 @@ call.function.arguments | tojson }}}
 {% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
+# As Qwen's: line breaks around a thought are the template's own.
+_THINKING = TEMPLATE.replace("not m.content", "not content").replace(
+    "{{ m.content }}{% for call",
+    r"""{% set content = m.content %}{% if m.reasoning_content %}{% set content = (content or '').lstrip('\n') %}<think>
+{{ m.reasoning_content.strip('\n') }}
+</think>
+
+{% endif %}{{ content }}{% for call""",
+)
+
 CORPUS = (
     'What is 12+7? The answer is 19. {"name": "calculator", "arguments": {"expression": "12+7"}} café naïve 東京 🙂',
     "system user assistant tool tools: calculator",
@@ -42,8 +52,9 @@ CALCULATOR: dict[str, Any] = {
 }
 
 
-def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level, with a few merges: any text is encodable and some characters are several tokens."""
+def make_tiny_tokenizer(*, thinks: bool = False) -> PreTrainedTokenizerFast:
+    """Byte-level, with a few merges: any text is encodable and some characters are several tokens. One that `thinks`
+    has tokens for where that begins and ends, and writes it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -55,9 +66,10 @@ def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ("<tool_call>", "</tool_call>")])
+    tags = ("<tool_call>", "</tool_call>", *(("<think>", "</think>") if thinks else ()))
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    fast.chat_template = TEMPLATE
+    fast.chat_template = _THINKING if thinks else TEMPLATE
     return fast
 
 
@@ -93,12 +105,13 @@ def make_tiny_policy(
     context: int = 512,
     head_dim: int = 8,
     layers: int = 2,
+    thinks: bool = False,
     lessons: Sequence[tuple[list[dict[str, Any]], str]] = (),
     tools: Sequence[dict[str, Any]] = (CALCULATOR,),
 ) -> Path:
     """Write model, tokenizer and template into `folder` and return it."""
     torch.set_num_threads(1)
-    tokenizer = make_tiny_tokenizer()
+    tokenizer = make_tiny_tokenizer(thinks=thinks)
     model = make_tiny_model(tokenizer, seed=seed, context=context, head_dim=head_dim, layers=layers)
     if lessons:
         _teach(model, tokenizer, lessons, list(tools))

@@ -35,11 +35,14 @@ QUESTION = "What is 12+7?"  # answered with CALL, and after its result with ANSW
 TALKED_OVER = "Add 12+7, please."  # the same with a text before the call
 OPEN = "café 東京, or what?"  # nothing that the policy was taught
 TOLERANCE = 1e-4  # of a log-probability, in nats: two float32 implementations of the same sums
+THOUGHT = "\nadd\n"
+THINKING = f"<think>{THOUGHT}</think>\n\n"  # what every answer begins with
 _BEFORE_CALL = {QUESTION: "", TALKED_OVER: "Let me see.\n"}
 _FLAGS = (
     *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "8"),
     *("--block-size", "32", "--logprobs-mode", "processed_logprobs"),
-    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-server-load-tracking"),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
+    "--enable-server-load-tracking",
 )
 _ENV = {
     "VLLM_SERVER_DEV_MODE": "1",
@@ -145,7 +148,7 @@ def _policy(folder: Path, seed: int) -> Path:
     """Knows its answers to two questions; what it says to anything else is open. It has as many layers as give its
     server the time to tell each token before the next one is there."""
     lessons = [lesson for question in _BEFORE_CALL for lesson in _lessons(question)]
-    make_tiny_policy(folder, seed=seed, context=CONTEXT, head_dim=32, layers=8, lessons=lessons)
+    make_tiny_policy(folder, seed=seed, context=CONTEXT, head_dim=32, layers=8, thinks=True, lessons=lessons)
     file = folder / "generation_config.json"
     narrow = {"top_k": 2, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.2, "temperature": 0.3}
     settings = json.loads(file.read_text(encoding="utf-8")) | narrow
@@ -156,8 +159,16 @@ def _policy(folder: Path, seed: int) -> Path:
 def _lessons(question: str) -> list[tuple[list[dict[str, Any]], str]]:
     asked, before = user(question), _BEFORE_CALL[question]
     function = {"name": "calculator", "arguments": '{"expression": "12+7"}'}
-    called = {"role": "assistant", "content": before, "tool_calls": [{"function": function}]}
-    return [([asked], before + CALL), ([asked, called, {"role": "tool", "content": "19"}], ANSWER)]
+    called = {
+        "role": "assistant",
+        "content": before,
+        "reasoning_content": THOUGHT,
+        "tool_calls": [{"function": function}],
+    }
+    return [
+        ([asked], THINKING + before + CALL),
+        ([asked, called, {"role": "tool", "content": "19"}], THINKING + ANSWER),
+    ]
 
 
 def _locked() -> list[str]:
