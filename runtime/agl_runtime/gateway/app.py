@@ -14,7 +14,8 @@ from agl_runtime.config import Config
 from agl_runtime.errors import AglError, ConflictError, KeyRefusedError, NotFoundError, StoreError
 from agl_runtime.gateway import state
 from agl_runtime.gateway.access import KeyGate, dialect_of
-from agl_runtime.gateway.internal import CallRefused
+from agl_runtime.gateway.document import REFUSALS, with_model_calls
+from agl_runtime.gateway.internal import CallRefused, Json
 from agl_runtime.gateway.routes import anthropic, attempts, events, models, proxy, rollouts, upkeep
 from agl_runtime.store.base import Store
 
@@ -32,6 +33,9 @@ ROUTERS = (
 class _App(FastAPI):
     """The door, and behind it the way of model calls, stand before all that FastAPI puts around its routes: together
     that would cost as much as a model call does."""
+
+    def openapi(self) -> Json:
+        return with_model_calls(super().openapi(), self.state.gateway.dialects)
 
     def build_middleware_stack(self) -> ASGIApp:
         gateway: state.Gateway = self.state.gateway
@@ -52,12 +56,14 @@ def create_app(config: Config, store: Store, admin_key: str) -> FastAPI:
             gateway.stop()
             await gateway.close()
 
-    app = _App(title="agl gateway", version="1.0.0", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = _App(
+        title="agl gateway", version="1.0.0", lifespan=lifespan, docs_url=None, redoc_url=None, responses=REFUSALS
+    )
     app.state.gateway = gateway
     app.add_exception_handler(AglError, _tell)
     app.add_exception_handler(CallRefused, _refuse)
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, responses=REFUSALS)
     return app
 
 

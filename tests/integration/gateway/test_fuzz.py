@@ -15,34 +15,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agl_runtime.calls import decode
+from fakes.fuzzing import BODIES, faults_of, json_values
 from fakes.model_server import FakeModelServer
 from fakes.running_gateway import ADMIN_KEY, running_gateway
 
 SETTINGS = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)
 fields = st.sampled_from(
-    ["model", "messages", "prompt", "stream", "stream_options", "tools", "n", "logprobs", "top_p", "response_format",
-     "tool_choice", "return_token_ids", "temperature", "logit_bias", "\0", "agl"]
+    ["model", "messages", "prompt", "input", "stream", "stream_options", "tools", "n", "logprobs", "top_p", "system",
+     "response_format", "tool_choice", "return_token_ids", "temperature", "logit_bias", "max_tokens", "\0", "agl"]
 )  # fmt: skip
-messages = st.lists(
-    st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "name"]), json_values, max_size=4), max_size=3
-)
-bodies = st.dictionaries(fields, json_values, max_size=6) | st.fixed_dictionaries(
-    {"messages": messages, "prompt": st.text(min_size=1)}, optional={"stream": st.booleans(), "tools": json_values}
-)
 headers = st.dictionaries(st.just("x-stainless-retry-count"), st.sampled_from(["", "0", "1", "x", "-1"]), max_size=1)
 
 
+CHAT = "openai/v1/chat/completions"
 HEADERS = {"x-api-key": ADMIN_KEY, "content-type": "application/json"}
 
 
@@ -56,7 +44,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
             async with running_gateway(folder) as gateway:
                 gateway.register(model.url)
                 await gateway.add()
-                found.append(gateway.base())
+                found.append(gateway.base(api=""))
                 started.set()
                 await asyncio.to_thread(stop.wait)
 
@@ -78,16 +66,20 @@ def check(response: httpx.Response) -> None:
         assert error["message"].endswith(".")
 
 
-@SETTINGS
-@given(body=bodies, extra=headers, path=st.sampled_from(["chat/completions", "completions"]))
-def test_bodies_of_json(agent: httpx.Client, body: Any, extra: dict[str, str], path: str) -> None:
-    check(agent.post(f"/{path}", content=orjson.dumps(body), headers=extra))
+@pytest.mark.parametrize("path", BODIES)
+def test_bodies_of_json(agent: httpx.Client, path: str) -> None:
+    @SETTINGS
+    @given(body=BODIES[path] | st.dictionaries(fields, json_values, max_size=6), extra=headers)
+    def ask(body: Any, extra: dict[str, str]) -> None:
+        check(agent.post(f"/{path}", content=orjson.dumps(body), headers=extra))
+
+    ask()
 
 
 @SETTINGS
-@given(content=st.binary(max_size=200) | json_values.map(orjson.dumps))
-def test_bodies_of_bytes(agent: httpx.Client, content: bytes) -> None:
-    check(agent.post("/chat/completions", content=content))
+@given(content=st.binary(max_size=200) | json_values.map(orjson.dumps), path=st.sampled_from(list(BODIES)))
+def test_bodies_of_bytes(agent: httpx.Client, content: bytes, path: str) -> None:
+    check(agent.post(f"/{path}", content=content))
 
 
 @pytest.mark.parametrize("depth", [200, 240, 260, 900, 5_000, 100_000])
@@ -96,17 +88,17 @@ def test_deep_bodies(agent: httpx.Client, depth: int, key: str) -> None:
     deep = "[" * depth + "]" * depth
     message = f'{{"role": "user", "content": {deep if key == "content" else "1"}}}'
     extra = "" if key == "content" else f', "{key}": {deep}'
-    check(agent.post("/chat/completions", content=f'{{"messages": [{message}]{extra}}}'))
+    check(agent.post(f"/{CHAT}", content=f'{{"messages": [{message}]{extra}}}'))
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "1" * 400, "-" + "9" * 30, "1e-400"])
 def test_odd_numbers(agent: httpx.Client, number: str) -> None:
-    check(agent.post("/chat/completions", content=f'{{"messages": [{{"role": "user"}}], "seed": {number}}}'))
+    check(agent.post(f"/{CHAT}", content=f'{{"messages": [{{"role": "user"}}], "seed": {number}}}'))
 
 
 @pytest.mark.parametrize("text", [r"\ud800", r"\u0000", "\x00", r"\ud83d\ude00", "\u2028", "\ufffe"])
 def test_odd_texts(agent: httpx.Client, text: str) -> None:
-    check(agent.post("/chat/completions", content=f'{{"messages": [{{"role": "user", "content": "{text}"}}]}}'))
+    check(agent.post(f"/{CHAT}", content=f'{{"messages": [{{"role": "user", "content": "{text}"}}]}}'))
 
 
 ODD_VALUES = ["NaN", "-Infinity", r'"\ud800"', "[" * 300 + "]" * 300, "1" * 400, "{"]
@@ -136,6 +128,9 @@ def test_any_json_is_kept_and_told_again(agent: httpx.Client, value: Any) -> Non
 @pytest.mark.parametrize("tail", ["events", "events?format=triplet", "calls", "calls?format=json"])
 def test_whatever_was_taken_in_can_be_read(agent: httpx.Client, tail: str) -> None:
     deep = "[" * 200 + "]" * 200
-    check(agent.post("/chat/completions", content=f'{{"messages": [{{"role": "user"}}], "metadata": {deep}}}'))
+    check(agent.post(f"/{CHAT}", content=f'{{"messages": [{{"role": "user"}}], "metadata": {deep}}}'))
     root = str(agent.base_url.copy_with(path="/api/rollouts/r1/"))
-    assert agent.get(root + tail).status_code == 200
+    read = agent.get(root + tail)
+    assert read.status_code == 200
+    if tail == "calls":
+        assert faults_of(decode(read.content)) == []

@@ -63,6 +63,11 @@ class Dialect(Protocol):
         """What a held stream says meanwhile; harmless to every reader of this dialect."""
         ...
 
+    @property
+    def schema(self) -> Json:
+        """What `parse` takes, as far as a JSON schema can say it; unknown fields are tolerated."""
+        ...
+
     def named(self, body: Json) -> set[str]:
         """Ids of the earlier answers that the body names in place of what they said. Raises CallRefused."""
         ...

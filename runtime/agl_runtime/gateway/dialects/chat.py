@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from agl_runtime.gateway.dialects.openai import OpenAIDialect, common, first_choice, is_objects, require
+from agl_runtime.gateway.dialects.schema import body_of, talk_of
 from agl_runtime.gateway.internal import Json, ModelRequest, Operation
 
 
 class ChatDialect(OpenAIDialect):
     name = "chat"
     operation: Operation = "chat/completions"
+    schema = body_of(messages=talk_of("system", "user", "assistant"))
 
     def parse(self, body: Json) -> ModelRequest:
         messages, tools = body.get("messages"), body.get("tools")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from agl_runtime.gateway.dialects.openai import OpenAIDialect, common, first_choice, require
+from agl_runtime.gateway.dialects.schema import body_of
 from agl_runtime.gateway.internal import Json, ModelRequest, Operation
 
 
 class CompletionsDialect(OpenAIDialect):
     name = "completions"
     operation: Operation = "completions"
+    schema = body_of(prompt={"type": ["string", "array"], "minLength": 1, "minItems": 1})
 
     def parse(self, body: Json) -> ModelRequest:
         prompt = body.get("prompt")

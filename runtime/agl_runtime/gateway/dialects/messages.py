@@ -12,6 +12,7 @@ from agl_runtime.gateway.dialects.messages_errors import error_body
 from agl_runtime.gateway.dialects.messages_request import continued, read_body
 from agl_runtime.gateway.dialects.messages_stream import MessageStream, event, message_of, replayed
 from agl_runtime.gateway.dialects.openai import require
+from agl_runtime.gateway.dialects.schema import body_of, talk_of
 from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
 
 PATH = "anthropic/v1/messages"
@@ -21,6 +22,7 @@ class MessagesDialect(SelfContained):
     name = "messages"
     path = PATH
     keep_alive = event({"type": "ping"})
+    schema = body_of(messages=talk_of("user", "assistant"), max_tokens={"type": "integer", "minimum": 1})
 
     def parse(self, body: Json) -> ModelRequest:
         model, stream = body.get("model"), body.get("stream")

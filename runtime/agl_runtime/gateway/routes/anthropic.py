@@ -8,7 +8,8 @@ import re
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from agl_runtime.gateway.dialects.messages import PATH
+from agl_runtime.gateway.dialects.messages import PATH, MessagesDialect
+from agl_runtime.gateway.dialects.schema import taking
 from agl_runtime.gateway.internal import Json
 from agl_runtime.gateway.routes.context import NotRevoked, State
 from agl_runtime.gateway.routes.proxy import BASE, raw_body
@@ -40,7 +41,7 @@ async def model(name: str) -> Json:
     return _model(name)
 
 
-@router.post(BASE + f"/{PATH}/count_tokens", dependencies=[NotRevoked])
+@router.post(BASE + f"/{PATH}/count_tokens", dependencies=[NotRevoked], openapi_extra=taking(MessagesDialect.schema))
 async def count_tokens(rollout_id: str, request: Request, gateway: State) -> Response:
     """Counted by the model server's own template where it can, which `x-agl-token-count` tells; never recorded."""
     asked = gateway.dialects[PATH].parse(load(await raw_body(request)))
