@@ -49,6 +49,7 @@ class Side:
     taken: list[str] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
+    calls_per_s: float = 0.0
 
     def conversations(self, bodies: list[bytes], first: int) -> Iterator[Request]:
         """The calls of one rollout after another, without end."""
@@ -65,8 +66,10 @@ class Side:
         return self.taken.pop()
 
     def run(self, bodies: list[bytes], seconds: float) -> Load:
-        if self.server is not None and len(self.taken) < ROLLOUTS_AHEAD:
-            self.taken += self.server.add_rollouts(ROLLOUTS_AHEAD)
+        """Rollouts for it are made before, twice as many as the last run used."""
+        ahead = ROLLOUTS_AHEAD + int(2 * self.calls_per_s * seconds / len(bodies))
+        if self.server is not None and len(self.taken) < ahead:
+            self.taken += self.server.add_rollouts(ahead)
         before_s = self.cpu_s()
         first = 10_000_000 * (1 + len(self.loads))
         agents = [self.conversations(bodies, first + number * 100_000) for number in range(CONNECTIONS)]
@@ -74,6 +77,7 @@ class Side:
         # The CPU time covers the calls before `warm_s` too.
         self.cpu_ms.append((self.cpu_s() - before_s) * 1000 / (load.calls_per_s * (load.wall_s + WARM_S)))
         self.loads.append(load)
+        self.calls_per_s = load.calls_per_s
         return load
 
     def cpu_s(self) -> float:

@@ -8,7 +8,7 @@ from typing import cast
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from starlette.types import ASGIApp
+from starlette.types import Receive, Scope, Send
 
 from agl_runtime.config import Config
 from agl_runtime.errors import AglError, ConflictError, KeyRefusedError, NotFoundError, StoreError
@@ -31,15 +31,18 @@ ROUTERS = (
 
 
 class _App(FastAPI):
-    """The door, and behind it the way of model calls, stand before all that FastAPI puts around its routes: together
-    that would cost as much as a model call does."""
+    """The door, and behind it the way of model calls, stand before FastAPI, which would cost as much as a model call
+    does."""
+
+    def stand_behind(self, gateway: state.Gateway) -> None:
+        self.state.gateway = gateway
+        self._door = KeyGate(proxy.ModelCalls(super().__call__, gateway), gateway.admin_key, gateway.dialects)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._door(scope, receive, send)
 
     def openapi(self) -> Json:
         return with_model_calls(super().openapi(), self.state.gateway.dialects)
-
-    def build_middleware_stack(self) -> ASGIApp:
-        gateway: state.Gateway = self.state.gateway
-        return KeyGate(proxy.ModelCalls(super().build_middleware_stack(), gateway), gateway.admin_key, gateway.dialects)
 
 
 def create_app(config: Config, store: Store, admin_key: str) -> FastAPI:
@@ -59,7 +62,7 @@ def create_app(config: Config, store: Store, admin_key: str) -> FastAPI:
     app = _App(
         title="agl gateway", version="1.0.0", lifespan=lifespan, docs_url=None, redoc_url=None, responses=REFUSALS
     )
-    app.state.gateway = gateway
+    app.stand_behind(gateway)
     app.add_exception_handler(AglError, _tell)
     app.add_exception_handler(CallRefused, _refuse)
     for router in ROUTERS:

@@ -33,8 +33,11 @@ class Signal:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         try:
-            async with asyncio.timeout(timeout_s):
+            if timeout_s is None:
                 await future
+            else:
+                async with asyncio.timeout(timeout_s):
+                    await future
         except TimeoutError:
             return False
         finally:

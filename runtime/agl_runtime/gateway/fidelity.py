@@ -56,7 +56,7 @@ def judge(answer: Answer, around: Circumstances) -> Verdict:
 
 def changed_params(body: Json) -> tuple[str, ...]:
     """Names of the request's parameters that change the distribution which tokens are sampled from."""
-    names = [name for name, neutral in _NEUTRAL.items() if body.get(name) not in (None, neutral, {}, [])]
+    names = [name for name, value in body.items() if name in _NEUTRAL and value not in (None, _NEUTRAL[name], {}, [])]
     if body.get("top_k") == 0:
         names.remove("top_k")
     wanted_format = body.get("response_format")

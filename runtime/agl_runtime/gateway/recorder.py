@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from agl_runtime.errors import ConflictError, NotFoundError, StoreError
@@ -24,18 +22,23 @@ def sealed(attempt_id: str) -> CallRefused:
     return CallRefused(f"Attempt {attempt_id} has ended; its late calls are refused.", http_status=409)
 
 
-@contextmanager
-def refusing(attempt_id: str) -> Iterator[None]:
-    """The store's refusals, and its failures, as those of a call."""
-    try:
-        yield
-    except ConflictError as error:
-        raise sealed(attempt_id) from error
-    except NotFoundError as error:
-        raise CallRefused(error.what, http_status=404) from error
-    except StoreError as error:
-        logger.error("attempt %s: a call cannot be recorded: %s", attempt_id, error)
-        raise CallRefused(error.what, error.fix, http_status=503) from error
+@dataclass(frozen=True, slots=True)
+class Refusing:
+    """Within it the store's refusals, and its failures, become those of a call."""
+
+    attempt_id: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ConflictError):
+            raise sealed(self.attempt_id) from error
+        if isinstance(error, NotFoundError):
+            raise CallRefused(error.what, http_status=404) from error
+        if isinstance(error, StoreError):
+            logger.error("attempt %s: a call cannot be recorded: %s", self.attempt_id, error)
+            raise CallRefused(error.what, error.fix, http_status=503) from error
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Recorder:
             or parent_of(messages if isinstance(messages, list) else [], call.attempt.answered),
             retry_key=call.retry_key,
         )
-        with refusing(call.attempt.attempt_id):
+        with Refusing(call.attempt.attempt_id):
             await self.store.begin_call(intent)
 
     async def answer(self, call: Call, answer: Answer, response: Json) -> None:
@@ -107,7 +110,7 @@ class Recorder:
         self.metrics.upstream_failures += 1
         data = {"call_id": call_id, "http_status": refused.http_status, "message": refused.what}
         logger.warning("rollout %s attempt %s: %s", attempt.rollout_id, attempt.attempt_id, refused.what)
-        with refusing(attempt.attempt_id):
+        with Refusing(attempt.attempt_id):
             await self.store.add_event(attempt.rollout_id, attempt.attempt_id, FAILURE_EVENT, data)
 
     async def _commit(self, call: Call, response: Json, answer: Answer, verdict: Verdict, *, http_status: int) -> None:
@@ -132,7 +135,7 @@ class Recorder:
                 "tool_call_ids": list(answer.tool_calls),
             },
         )
-        with refusing(call.attempt.attempt_id):
+        with Refusing(call.attempt.attempt_id):
             await self.store.commit_call(commit)
         self.metrics.calls += 1
         self.metrics.call_s += commit.latency_ms / 1000

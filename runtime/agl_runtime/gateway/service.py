@@ -35,7 +35,7 @@ from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
 from agl_runtime.gateway.metrics import Metrics
 from agl_runtime.gateway.parents import is_auxiliary
 from agl_runtime.gateway.prepare import prepare
-from agl_runtime.gateway.recorder import Recorder, refusing, sealed
+from agl_runtime.gateway.recorder import Recorder, Refusing, sealed
 from agl_runtime.gateway.registry import Registry
 from agl_runtime.gateway.upstream import Reply, Upstream, read_chunk, refusal_for
 from agl_runtime.schemas import Mode
@@ -68,7 +68,7 @@ class CallService:
             body = dialect.completed(body, await self._recorded(rollout_id, attempt_id, named))
         request = dialect.parse(body)
         prepared = prepare(request, mode, self.config)
-        with refusing(attempt_id):
+        with Refusing(attempt_id):
             attempt = await self.attempts.get(rollout_id, attempt_id)
         is_retry = headers.get(RETRY_MARK, "0") not in ("", "0")
         digest = hashlib.blake2b(dialect.path.encode() + b"\0" + raw, digest_size=16).hexdigest()
@@ -84,13 +84,13 @@ class CallService:
 
     async def note_shed(self, rollout_id: str, attempt_id: str, refused: CallRefused) -> None:
         """A call that was refused unread is a failure of the infrastructure if its agent does not get past it."""
-        with refusing(attempt_id):
+        with Refusing(attempt_id):
             attempt = await self.attempts.get(rollout_id, attempt_id)
         await self.recorder.note_failure(attempt, refused)
 
     async def _recorded(self, rollout_id: str, attempt_id: str, named: Iterable[str]) -> dict[str, Recorded]:
         """Request and answer of those calls of the attempt whose answers are named. Raises CallRefused."""
-        with refusing(attempt_id):
+        with Refusing(attempt_id):
             attempt = await self.attempts.get(rollout_id, attempt_id)
             if attempt.is_closed:
                 raise sealed(attempt_id)
@@ -103,7 +103,7 @@ class CallService:
         """The answer to a marked retry: of the call still running, or the recorded one; None where there is none."""
         stored = None
         if attempt.run_of(key) is None:
-            with refusing(attempt.attempt_id):
+            with Refusing(attempt.attempt_id):
                 stored = await self.store.find_retry(attempt.rollout_id, attempt.attempt_id, key)
         running = attempt.run_of(key)
         if running is not None:

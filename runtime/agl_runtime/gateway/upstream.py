@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,6 @@ FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 8.0
 LONGEST_AWAY_PAUSE_S = 2.0
 COUNT_TIMEOUT_S = 10.0
-ANSWER_BYTES = 512 * 2**20  # as JSON: a million tokens with all that is told of each
 RETRIED_STATUSES = frozenset({408, 409, 429})
 DEAD_STATUSES = frozenset({None, 502, 503, 504})  # a single 500 would cost all its rollouts their caches
 OVERFLOW_CODE = "context_length_exceeded"
@@ -50,15 +49,15 @@ class Reply:
     async def json(self) -> Any:
         """The whole body, however deeply nested. Raises ServerFailed when it breaks off, stays silent, is no JSON, or
         holds half characters, which no dialect can write."""
-        with _wrapped(self.model):
-            value, is_plain = _parse(await _read(self._response))
+        with _Told(self.model):
+            value, is_plain = _parse(await self._response.read())
         return value if is_plain else _tellable(value)
 
     async def events(self) -> AsyncIterator[list[bytes]]:
         """The data of an event stream to its [DONE] or its end, as lists of what came together. Raises ServerFailed."""
         if self._response.headers.get("content-type", "").split(";")[0].strip().lower() != "text/event-stream":
             raise ServerFailed("The model server did not answer with an event stream.", status=200)
-        with _wrapped(self.model):
+        with _Told(self.model):
             async for events in _events(self._response):
                 if DONE in events:
                     yield events[: events.index(DONE)]
@@ -145,23 +144,28 @@ class Upstream:
 
     async def _post(self, model: Model, url: str, body: bytes) -> Response:
         key = model.api_key.get_secret_value() if model.api_key else self.keys.get(model.endpoint)
-        with _wrapped(model):
+        with _Told(model):
             response = await self._wire.post(url, body, key)
             if response.status < 400:
                 return response
             with closing(response):
-                raise _rejection(model, response, await _read(response))
+                raise _rejection(model, response, await response.read())
 
 
-@contextmanager
-def _wrapped(model: Model) -> Iterator[None]:
-    """Turns what the wire raises into ServerFailed."""
-    try:
-        yield
-    except WireFailed as error:
-        what = f"The model server at {model.endpoint} {error}."
-        is_silence, is_away = isinstance(error, Silent), isinstance(error, Unreachable)
-        raise ServerFailed(what, is_silence=is_silence, is_away=is_away) from error
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Within it what the wire raises becomes ServerFailed."""
+
+    model: Model
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, WireFailed):
+            what = f"The model server at {self.model.endpoint} {error}."
+            is_silence, is_away = isinstance(error, Silent), isinstance(error, Unreachable)
+            raise ServerFailed(what, is_silence=is_silence, is_away=is_away) from error
 
 
 def refusal_for(error: ServerFailed) -> CallRefused:
@@ -251,24 +255,10 @@ def _is_overflow(error: ServerFailed) -> bool:
     return error.code == OVERFLOW_CODE or any(phrase in error.message for phrase in _OVERFLOW_PHRASES)
 
 
-async def _read(response: Response) -> bytes:
-    """The whole body. Raises ServerFailed for one without end."""
-    return b"".join([piece async for piece in _pieces(response)])
-
-
-async def _pieces(response: Response) -> AsyncIterator[bytes]:
-    size_bytes = 0
-    async for piece in response.pieces():
-        size_bytes += len(piece)
-        if size_bytes > ANSWER_BYTES:
-            raise ServerFailed(f"The model server's answer does not end: it told {size_bytes} bytes.", status=200)
-        yield piece
-
-
 async def _events(response: Response) -> AsyncIterator[list[bytes]]:
     """The `data:` fields of a stream; lines may be of any length (the first holds a whole prompt's ids)."""
     rest = b""
-    async for piece in _pieces(response):
+    async for piece in response.pieces():
         *lines, rest = (rest + piece).split(b"\n")
         if events := [line[5:].strip() for line in lines if line.startswith(b"data:")]:
             yield events

@@ -18,6 +18,7 @@ import httptools
 
 CONNECT_TIMEOUT_S = 10.0
 KEPT_S = 60.0
+ANSWER_BYTES = 512 * 2**20  # as JSON: a million tokens with all that is told of each
 Address = tuple[str, int, bool]  # host, port, and whether it is reached by TLS
 
 
@@ -63,6 +64,7 @@ class Response:
         self._connection = connection
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
+        self._size_bytes = 0
         self._has_head = self._is_whole = self._is_reusable = False
         self._failure: WireFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -75,6 +77,12 @@ class Response:
         """Wait for it. Raises WireFailed."""
         while not self._has_head:
             await self._more()
+
+    async def read(self) -> bytes:
+        """The whole body. Raises WireFailed."""
+        while not self._is_whole:
+            await self._more()
+        return b"".join(self._pieces)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body, as it comes. Raises WireFailed."""
@@ -109,7 +117,7 @@ class Response:
         self.fail(WireFailed(f"broke off ({error or 'the connection was closed'})"))
 
     def fail(self, failure: WireFailed) -> None:
-        if not self._is_whole:
+        if not self._is_whole and self._failure is None:
             self._failure = failure
         self._wake()
 
@@ -128,9 +136,13 @@ class Response:
     def on_body(self, piece: bytes) -> None:
         if not self._is_whole:
             self._pieces.append(piece)
+            self._size_bytes += len(piece)
+            if self._size_bytes > ANSWER_BYTES:
+                self.fail(WireFailed(f"does not end its answer: it told {self._size_bytes} bytes"))
+                self._connection.end()
 
     def on_message_complete(self) -> None:
-        self._is_whole = self._has_head
+        self._is_whole = self._has_head and self._failure is None
         self._is_reusable = self._is_whole and self._parser.should_keep_alive()
 
     async def _more(self) -> None:

@@ -12,19 +12,21 @@ checks. Values come back equal, key order included.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import msgpack
 import orjson
 
 from agl_runtime.errors import StoreError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 LARGE_CHARS = 512
 PIECE_CHARS = 1024
 PIECE_IDS = 256
@@ -74,20 +76,28 @@ def checked(digest: bytes, content: bytes | None) -> bytes:
     return content
 
 
-@contextmanager
-def _as_json() -> Iterator[None]:
-    try:
-        yield
-    except (RecursionError, TypeError, ValueError) as error:
-        raise StoreError(
-            f"A body cannot be stored as JSON ({error}).", "Send plain JSON values, less nested."
-        ) from error
+def _storing(function: Callable[P, T]) -> Callable[P, T]:
+    """What JSON cannot express becomes StoreError."""
+
+    @functools.wraps(function)
+    def storing(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except (RecursionError, TypeError, ValueError) as error:
+            what = f"A body cannot be stored as JSON ({error})."
+            raise StoreError(what, "Send plain JSON values, less nested.") from error
+
+    return storing
 
 
+@_storing
 def pack(value: Any, blobs: Blobs) -> bytes:
     """JSON text of `value`, large content moved to `blobs`. Raises StoreError for what JSON cannot express."""
-    with _as_json():
-        return _pack(value, blobs)
+    text = _to_text(value)
+    if len(text) < LARGE_CHARS and _MARK_IN_TEXT not in text:
+        return text
+    text = _to_text(_lift(value, blobs))
+    return text if len(text) < LARGE_CHARS else _to_text(_refer("json", text, blobs))
 
 
 def unpack(text: bytes, fetch: Fetch) -> Any:
@@ -96,26 +106,26 @@ def unpack(text: bytes, fetch: Fetch) -> Any:
     return _restore(value, fetch) if _MARK_IN_TEXT in text else value
 
 
+@_storing
 def encode(body: Mapping[str, Any], bases: Mapping[str, Outline]) -> Encoded:
     """The record of `body` against the one of `bases` with which it shares most; later ones win a draw.
 
     Raises StoreError for what JSON cannot express.
     """
     blobs: Blobs = {}
-    with _as_json():
-        split = {key: _split(value) for key, value in body.items()}
-        outline = {key: (kind, _digests(pieces)) for key, (kind, pieces) in split.items()}
-        base_id, most = None, 0
-        for candidate_id, candidate in bases.items():
-            shared = sum([_shared(part, candidate.get(key)) for key, part in outline.items()])
-            if shared and shared >= most:
-                base_id, most = candidate_id, shared
-        base = bases[base_id] if base_id is not None else {}
-        parts = []
-        for key, (kind, pieces) in split.items():
-            keep = _shared(outline[key], base.get(key))
-            tail_digests = b"".join(outline[key][1][keep:])
-            parts.append([key, kind, keep, tail_digests, _pack(pieces[keep:], blobs)])
+    split = {key: _split(value) for key, value in body.items()}
+    outline = {key: (kind, _digests(pieces)) for key, (kind, pieces) in split.items()}
+    base_id, most = None, 0
+    for candidate_id, candidate in bases.items():
+        shared = sum([_shared(part, candidate.get(key)) for key, part in outline.items()])
+        if shared and shared >= most:
+            base_id, most = candidate_id, shared
+    base = bases[base_id] if base_id is not None else {}
+    parts = []
+    for key, (kind, pieces) in split.items():
+        keep = _shared(outline[key], base.get(key))
+        tail_digests = b"".join(outline[key][1][keep:])
+        parts.append([key, kind, keep, tail_digests, pack(pieces[keep:], blobs)])
     return Encoded(base_id, _pack_record(parts), _whole_digest(outline), outline, blobs)
 
 
@@ -149,14 +159,6 @@ def outline_of(record: bytes, base: Outline | None) -> Outline:
 def covers(new: Outline, old: Outline) -> bool:
     """Whether whatever a later body shares with `old` it also shares with `new`."""
     return all(_shared(part, new.get(key)) == len(part[1]) for key, part in old.items())
-
-
-def _pack(value: Any, blobs: Blobs) -> bytes:
-    text = _to_text(value)
-    if len(text) < LARGE_CHARS and _MARK_IN_TEXT not in text:
-        return text
-    text = _to_text(_lift(value, blobs))
-    return text if len(text) < LARGE_CHARS else _to_text(_refer("json", text, blobs))
 
 
 def _digest_text(value: Any) -> bytes:

@@ -80,22 +80,32 @@ class OpenAttempts:
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
+        self._size_bytes = 0
         self._attempts: OrderedDict[int, OpenAttempt] = OrderedDict()
 
     def get(self, db: sqlite3.Connection, attempt: int) -> OpenAttempt:
         if attempt not in self._attempts:
             self._attempts[attempt] = _load(db, attempt)
-            total_bytes = sum([item.size_bytes for item in self._attempts.values()])
-            while total_bytes > self._budget_bytes and len(self._attempts) > 1:
-                total_bytes -= self._attempts.popitem(last=False)[1].size_bytes
+            self._size_bytes += self._attempts[attempt].size_bytes
         self._attempts.move_to_end(attempt)
         return self._attempts[attempt]
 
+    def commit(self, attempt: int, call_id: str, ids: Ids, continued: Collection[str]) -> None:
+        """As `OpenAttempt.commit`, of one that `get` gave."""
+        known = self._attempts[attempt]
+        before_bytes = known.size_bytes
+        known.commit(call_id, ids, continued)
+        self._size_bytes += known.size_bytes - before_bytes
+        while self._size_bytes > self._budget_bytes and len(self._attempts) > 1:
+            self.forget(next(iter(self._attempts)))
+
     def forget(self, attempt: int) -> None:
-        self._attempts.pop(attempt, None)
+        if known := self._attempts.pop(attempt, None):
+            self._size_bytes -= known.size_bytes
 
     def clear(self) -> None:
         self._attempts.clear()
+        self._size_bytes = 0
 
 
 def _load(db: sqlite3.Connection, attempt: int) -> OpenAttempt:

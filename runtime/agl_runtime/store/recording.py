@@ -56,7 +56,8 @@ class Recording(Tables):
         db.executemany("UPDATE calls SET continued = 1 WHERE call_id = ?", [(call_id,) for call_id in continued])
         if known.is_retried(call["retry_key"]):
             db.execute(_RETRIED, dict(call))
-        known.commit(commit.call_id, np.concatenate([prompt, commit.sampled_ids], dtype=np.int32), continued)
+        whole = np.concatenate([prompt, commit.sampled_ids], dtype=np.int32)
+        self._opened.commit(call["attempt"], commit.call_id, whole, continued)
 
     @write_briefly
     def mark_delivered(self, db: sqlite3.Connection, call_id: str) -> None:

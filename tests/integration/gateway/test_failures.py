@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from agl_runtime.gateway import upstream
+from agl_runtime.gateway import wire
 from fakes.model_server import Answer, FakeModelServer
 from fakes.running_gateway import RunningGateway, config, running_gateway
 
@@ -95,10 +95,10 @@ async def test_an_answer_with_half_a_character_is_the_servers_fault_and_on_recor
 async def test_an_answer_without_end_is_broken_off_and_recorded(
     gateway: RunningGateway, model: FakeModelServer, monkeypatch: pytest.MonkeyPatch, status: int, stream: bool
 ) -> None:
-    monkeypatch.setattr(upstream, "ANSWER_BYTES", 10_000)
+    monkeypatch.setattr(wire, "ANSWER_BYTES", 10_000)
     model.script = [Answer("x" * 20_000, status=status, error={"error": "x" * 20_000})]
     response = await post(gateway, stream=stream)
-    assert "The model server's answer does not end" in response.text
+    assert "does not end its answer" in response.text
     assert "[DONE]" not in response.text
     assert not {"trainable", None} & {call.info.reason for call in await gateway.calls()}
     (failure,) = await failures(gateway)

@@ -9,7 +9,7 @@ from fastapi import Depends, Query, Request
 
 from agl_runtime.gateway.auth import Caller
 from agl_runtime.gateway.changes import Signal
-from agl_runtime.gateway.recorder import refusing, sealed
+from agl_runtime.gateway.recorder import Refusing, sealed
 from agl_runtime.gateway.state import Gateway
 
 
@@ -26,7 +26,7 @@ async def _not_revoked(rollout_id: str, attempt_id: str, request: Request) -> No
     """Raises CallRefused for an agent's key whose attempt has ended."""
     caller: Caller | None = request.state.caller
     if caller is not None and caller.role == "agent":
-        with refusing(attempt_id):
+        with Refusing(attempt_id):
             attempt = await (await _gateway(request)).attempts.get(rollout_id, attempt_id)
         if attempt.is_closed:
             raise sealed(attempt_id)
