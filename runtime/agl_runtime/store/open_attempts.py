@@ -86,7 +86,7 @@ class OpenAttempts:
     def get(self, db: sqlite3.Connection, attempt: int) -> OpenAttempt:
         if attempt not in self._attempts:
             self._attempts[attempt] = _load(db, attempt)
-            self._size_bytes += self._attempts[attempt].size_bytes
+            self._grow(self._attempts[attempt].size_bytes)
         self._attempts.move_to_end(attempt)
         return self._attempts[attempt]
 
@@ -95,9 +95,7 @@ class OpenAttempts:
         known = self._attempts[attempt]
         before_bytes = known.size_bytes
         known.commit(call_id, ids, continued)
-        self._size_bytes += known.size_bytes - before_bytes
-        while self._size_bytes > self._budget_bytes and len(self._attempts) > 1:
-            self.forget(next(iter(self._attempts)))
+        self._grow(known.size_bytes - before_bytes)
 
     def forget(self, attempt: int) -> None:
         if known := self._attempts.pop(attempt, None):
@@ -106,6 +104,11 @@ class OpenAttempts:
     def clear(self) -> None:
         self._attempts.clear()
         self._size_bytes = 0
+
+    def _grow(self, size_bytes: int) -> None:
+        self._size_bytes += size_bytes
+        while self._size_bytes > self._budget_bytes and len(self._attempts) > 1:
+            self.forget(next(iter(self._attempts)))
 
 
 def _load(db: sqlite3.Connection, attempt: int) -> OpenAttempt:

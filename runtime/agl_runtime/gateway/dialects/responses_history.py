@@ -56,7 +56,7 @@ def continued(items: list[Json]) -> str | None:
     """The response that the last run of the assistant's items is of, where they name a single one."""
     names: set[str | None] = set()
     for item in reversed(items):
-        if item.get("type") in _SAID or item.get("role") == "assistant":
+        if str(item.get("type")) in _SAID or item.get("role") == "assistant":
             names.add(_response_of(item.get("id")) or (unseal(item.get("encrypted_content")) or (None,))[0])
         elif names:
             break

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agl_runtime.gateway.dialects.reasoning import seal, unseal
@@ -308,6 +308,7 @@ BODIES = st.fixed_dictionaries(
 
 @settings(max_examples=300)
 @given(BODIES)
+@example({"input": [{"type": [], "role": "user"}]})
 def test_any_body_is_read_or_refused(body: dict[str, Any]) -> None:
     try:
         request = ResponsesDialect().parse(body)
