@@ -125,7 +125,6 @@ def _teach(
     tokenizer: PreTrainedTokenizerFast,
     lessons: Sequence[tuple[list[dict[str, Any]], str]],
     tools: list[dict[str, Any]],
-    steps: int = 150,
 ) -> None:
     rows = []
     for messages, answer in lessons:
@@ -134,6 +133,7 @@ def _teach(
         answer_ids = tokenizer(answer + tokenizer.eos_token, add_special_tokens=False).input_ids
         ids = torch.tensor([prompt_ids + answer_ids])
         rows.append((ids, torch.where(torch.arange(ids.shape[1]) < len(prompt_ids), -100, ids)))
+    steps = max(150, 40 * len(rows))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     for step in range(steps):
         ids, labels = rows[step % len(rows)]

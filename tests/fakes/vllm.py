@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,17 +27,23 @@ from fakes.environments import environment, interpreter
 from fakes.tiny_model import make_tiny_policy
 
 LOCK = Path(__file__).parents[1] / "real/vllm/requirements.txt"
-CONTEXT = 2048
+CONTEXT = 8192
 MODEL = "policy"
-CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+7"}}\n</tool_call>'
 ANSWER = "The answer is 19."
-QUESTION = "What is 12+7?"  # answered with CALL, and after its result with ANSWER
+QUESTION = "What is 12+7?"  # answered with a call of the calculator, and after its result with ANSWER
+TWICE = "Twice, 12+7?"  # the same with two calls
 TALKED_OVER = "Add 12+7, please."  # the same with a text before the call
+ARGUMENTS = {
+    QUESTION: ('{"expression": "12+7"}',),
+    TWICE: ("{}", '{"expression": "12+7", "exact": true}'),
+    TALKED_OVER: ('{"expression": "12+7"}',),
+}
 OPEN = "café 東京, or what?"  # nothing that the policy was taught
+PLAIN = {"top_k": -1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}  # else the model's own configuration holds
 TOLERANCE = 1e-4  # of a log-probability, in nats: two float32 implementations of the same sums
 THOUGHT = "\nadd\n"
 THINKING = f"<think>{THOUGHT}</think>\n\n"  # what every answer begins with
-_BEFORE_CALL = {QUESTION: "", TALKED_OVER: "Let me see.\n"}
+_BEFORE_CALL = {QUESTION: "", TWICE: "", TALKED_OVER: "Let me see.\n"}
 _FLAGS = (
     *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "8"),
     *("--block-size", "32", "--logprobs-mode", "processed_logprobs"),
@@ -95,7 +101,7 @@ class VllmServer:
 @contextmanager
 def vllm_server(folder: Path) -> Iterator[VllmServer]:
     python = environment(interpreter("3.11"), _locked(), options=("--no-deps",)) / "python"
-    folders = _policy(folder / "first", 0), _policy(folder / "second", 1)
+    folders = _policy(folder / "first", 0, ARGUMENTS), _policy(folder / "second", 1)
     for name, text in _PLUGIN.items():
         path = folder / "plugin" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,10 +150,17 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def _policy(folder: Path, seed: int) -> Path:
-    """Knows its answers to two questions; what it says to anything else is open. It has as many layers as give its
-    server the time to tell each token before the next one is there."""
-    lessons = [lesson for question in _BEFORE_CALL for lesson in _lessons(question)]
+def calling(question: str) -> str:
+    """What the policy was taught to say to it."""
+    functions = [f'{{"name": "calculator", "arguments": {text}}}' for text in ARGUMENTS[question]]
+    calls = [f"<tool_call>\n{function}\n</tool_call>" for function in functions]
+    return THINKING + _BEFORE_CALL[question] + "\n".join(calls)
+
+
+def _policy(folder: Path, seed: int, questions: Iterable[str] = ()) -> Path:
+    """What it says to anything but these questions is open. It has as many layers as give its server the time to tell
+    each token before the next one is there."""
+    lessons = [lesson for question in questions for lesson in _lessons(question)]
     make_tiny_policy(folder, seed=seed, context=CONTEXT, head_dim=32, layers=8, thinks=True, lessons=lessons)
     file = folder / "generation_config.json"
     narrow = {"top_k": 2, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.2, "temperature": 0.3}
@@ -157,18 +170,11 @@ def _policy(folder: Path, seed: int) -> Path:
 
 
 def _lessons(question: str) -> list[tuple[list[dict[str, Any]], str]]:
-    asked, before = user(question), _BEFORE_CALL[question]
-    function = {"name": "calculator", "arguments": '{"expression": "12+7"}'}
-    called = {
-        "role": "assistant",
-        "content": before,
-        "reasoning_content": THOUGHT,
-        "tool_calls": [{"function": function}],
-    }
-    return [
-        ([asked], THINKING + before + CALL),
-        ([asked, called, {"role": "tool", "content": "19"}], THINKING + ANSWER),
-    ]
+    asked = user(question)
+    calls = [{"function": {"name": "calculator", "arguments": text}} for text in ARGUMENTS[question]]
+    said = {"role": "assistant", "content": _BEFORE_CALL[question], "reasoning_content": THOUGHT, "tool_calls": calls}
+    results = [{"role": "tool", "content": "19"} for _ in calls]
+    return [([asked], calling(question)), ([asked, said, *results], THINKING + ANSWER)]
 
 
 def _locked() -> list[str]:

@@ -14,14 +14,15 @@ from agl_runtime.calls import Call, VersionSpan
 from agl_runtime.schemas import PolicyVersion
 from fakes.running_gateway import RunningGateway
 from fakes.speakers import SPEAKERS, Talk
-from fakes.vllm import OPEN, QUESTION, TOLERANCE, VllmServer, check, teacher_forced, user
+from fakes.vllm import OPEN, PLAIN, QUESTION, TOLERANCE, VllmServer, check, teacher_forced, user
 
-LONGEST = 1900  # tokens of an answer that nobody waits for
+LONGEST = 8000  # tokens of an answer that nobody waits for
 
 
 @pytest.fixture
 def first_again(vllm: VllmServer) -> Iterator[None]:
     yield
+    vllm.post("/resume")
     vllm.load_weights(vllm.folders[0])
     vllm.post("/reset_prefix_cache")
 
@@ -123,7 +124,8 @@ async def test_weights_that_change_between_two_calls_of_a_rollout_leave_no_trace
     talk = Talk(OPEN * 4, system="be brief " * 8, max_tokens=24)
     await SPEAKERS["chat"](gateway, talk, streamed=True)
     prompt = (await gateway.recorded()).calls[0].prompt_ids.tolist()
-    unsalted = {"model": "policy", "prompt": prompt, "max_tokens": 1, "logprobs": 1, "return_token_ids": True}
+    unsalted = {"model": "policy", "prompt": prompt, "max_tokens": 1, "temperature": 0.7, "logprobs": 1}
+    unsalted |= {"return_token_ids": True, **PLAIN}
     vllm.post("/v1/completions", unsalted)
 
     await gateway.http.post("/proxy/pause", json={})
@@ -138,7 +140,7 @@ async def test_weights_that_change_between_two_calls_of_a_rollout_leave_no_trace
     check(first, vllm.folders[0])
     check(second, vllm.folders[1])
     # The engine itself would have gone on with what the old weights had made of this prompt.
-    stale = vllm.post("/v1/completions", unsalted | {"temperature": 0.7})["choices"][0]
+    stale = vllm.post("/v1/completions", unsalted)["choices"][0]
     expected = teacher_forced(vllm.folders[1], prompt, stale["token_ids"], 0.7)
     assert abs(stale["logprobs"]["token_logprobs"][0] - expected[0]) > 100 * TOLERANCE
 

@@ -6,6 +6,7 @@ The log-probabilities are compared with a teacher-forced pass of transformers ov
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import anthropic
@@ -20,7 +21,21 @@ from agl_runtime.samples.types import Limits
 from fakes.running_gateway import RunningGateway
 from fakes.speakers import SPEAKERS, Talk
 from fakes.tiny_model import CALCULATOR
-from fakes.vllm import ANSWER, CALL, CONTEXT, OPEN, QUESTION, TALKED_OVER, THINKING, THOUGHT, VllmServer, check, user
+from fakes.vllm import (
+    ANSWER,
+    ARGUMENTS,
+    CONTEXT,
+    OPEN,
+    PLAIN,
+    QUESTION,
+    TALKED_OVER,
+    THOUGHT,
+    TWICE,
+    VllmServer,
+    calling,
+    check,
+    user,
+)
 
 LIMITS = Limits(max_prompt_tokens=CONTEXT, max_response_tokens=CONTEXT)
 EITHER = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
@@ -45,8 +60,8 @@ async def test_what_is_recorded_is_what_the_engine_says_itself(
     asked = {**prompt, "model": "policy", "seed": 7, "max_tokens": 40}
     told = await asyncio.to_thread(post, gateway, operation, {**asked, "stream": streamed})
     assert told.status_code == 200, told.text
-    plain = {"temperature": temperature, "top_k": -1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
-    itself = vllm.post(f"/v1/{operation}", {**asked, **plain, "return_token_ids": True, "logprobs": 1})
+    extras = {"temperature": temperature, "return_token_ids": True, "logprobs": 1}
+    itself = vllm.post(f"/v1/{operation}", {**asked, **PLAIN, **extras})
     choice = itself["choices"][0]
     said = choice["logprobs"].get("token_logprobs") or [item["logprob"] for item in choice["logprobs"]["content"]]
     (call,) = (await gateway.recorded()).calls
@@ -72,21 +87,21 @@ async def test_an_answer_is_recorded_as_it_was_sampled_in_every_dialect(
 @pytest.mark.parametrize("temperature", [0.01])
 @EITHER
 @DIALECT
-async def test_a_tool_call_is_parsed_and_its_result_continues_the_record(
-    gateway: RunningGateway, vllm: VllmServer, dialect: str, streamed: bool, temperature: float
+@pytest.mark.parametrize("question", [QUESTION, TWICE], ids=["one", "two"])
+async def test_tool_calls_are_parsed_and_their_results_continue_the_record(
+    gateway: RunningGateway, vllm: VllmServer, question: str, dialect: str, streamed: bool, temperature: float
 ) -> None:
-    talk = Talk(QUESTION, tool=CALCULATOR["function"], result="19")
+    talk = Talk(question, tool=CALCULATOR["function"], result="19", max_tokens=150)
     first_said, last_said = await SPEAKERS[dialect](gateway, talk, streamed=streamed)
-    assert first_said.calls == (("calculator", {"expression": "12+7"}),)
+    assert first_said.calls == tuple(("calculator", json.loads(text)) for text in ARGUMENTS[question])
     assert last_said.text.strip() == ANSWER
     assert first_said.thought == last_said.thought == THOUGHT
     rollout = await gateway.recorded()
     first, second = rollout.calls
-    asked = {"model": "policy", "messages": [user(QUESTION)], "tools": [CALCULATOR]}
+    asked = {"model": "policy", "messages": [user(question)], "tools": [CALCULATOR]}
     assert first.prompt_ids.tolist() == vllm.post("/tokenize", asked)["tokens"]
-    assert (
-        tokenizer(vllm).decode(first.sampled_ids.tolist(), skip_special_tokens=False) == f"{THINKING}{CALL}<|im_end|>"
-    )
+    sampled = tokenizer(vllm).decode(first.sampled_ids.tolist(), skip_special_tokens=False)
+    assert sampled == f"{calling(question)}<|im_end|>"
     whole = [*first.prompt_ids.tolist(), *first.sampled_ids.tolist()]
     assert second.prompt_ids[: len(whole)].tolist() == whole
     assert second.info.parent_id == first.info.call_id
