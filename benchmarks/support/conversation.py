@@ -46,32 +46,68 @@ def marked(template: bytes, rollout: int) -> bytes:
     return template.replace(MARK, b"%012d" % rollout)
 
 
-def requests(shape: Shape, *, stream: bool = False) -> list[bytes]:
-    """The body of each turn's request."""
+def requests(shape: Shape, *, stream: bool = False, dialect: str = "chat") -> list[bytes]:
+    """The body of each turn's request, in the words of a dialect."""
     messages: list[dict[str, str]] = []
     bodies = []
     for turn in range(shape.turns):
         size = shape.observed if turn else shape.first
         tail = f" {TURN.decode()}{MARK.decode()}:{turn:0{TURN_DIGITS}}"
         messages.append({"role": "user", "content": _text(f"user {turn}", size) + tail})
-        body: dict[str, Any] = {"model": MODEL, "messages": messages}
+        body: dict[str, Any] = {"model": MODEL, **_said(dialect, messages)}
         bodies.append(json.dumps(body | {"stream": True} if stream else body, separators=(",", ":")).encode())
         messages.append({"role": "assistant", "content": _text(f"assistant {turn}", shape.sampled)})
     return bodies
 
 
-def answers(shape: Shape) -> list[bytes]:
-    """The body of each turn's answer."""
-    return [json.dumps(_answer(shape, turn), separators=(",", ":")).encode() for turn in range(shape.turns)]
+def _said(dialect: str, messages: list[dict[str, str]]) -> dict[str, Any]:
+    if dialect == "completions":
+        return {"prompt": "\n".join(message["content"] for message in messages)}
+    if dialect == "responses":
+        return {"input": messages, "store": False}
+    return {"messages": messages, **({"max_tokens": 4096} if dialect == "messages" else {})}
 
 
-def chunks(shape: Shape, turn: int) -> Iterator[bytes]:
+def answers(shape: Shape, *, text: bool = False) -> list[bytes]:
+    """The body of each turn's answer; `text` for those of plain completions."""
+    form = _as_text if text else dict
+    return [json.dumps(form(_answer(shape, turn)), separators=(",", ":")).encode() for turn in range(shape.turns)]
+
+
+def _as_text(answer: dict[str, Any]) -> dict[str, Any]:
+    """A chat answer, or a chunk of one, as that of plain completions."""
+    answer = {**answer, "object": "text_completion"}
+    prompt = answer.pop("prompt_token_ids", None)
+    answer["choices"] = [_text_choice(choice, prompt) for choice in answer["choices"]]
+    return answer
+
+
+def _text_choice(choice: dict[str, Any], prompt: list[int] | None) -> dict[str, Any]:
+    said = choice.get("message") or choice["delta"]
+    kept = {key: value for key, value in choice.items() if key not in ("message", "delta")}
+    if logprobs := choice["logprobs"]:
+        entries = logprobs["content"]
+        kept["logprobs"] = {
+            "tokens": [entry["token"] for entry in entries],
+            "token_logprobs": [entry["logprob"] for entry in entries],
+            "text_offset": [],
+            "top_logprobs": None,
+        }
+    return {**kept, "text": said["content"], **({"prompt_token_ids": prompt} if prompt else {})}
+
+
+def chunks(shape: Shape, turn: int, *, text: bool = False) -> Iterator[bytes]:
     """The data of each event of a turn's streamed answer: first the prompt's ids, then one for each token."""
+    form = _as_text if text else dict
+    yield from (_data(form(chunk)) for chunk in _chunks(shape, turn))
+
+
+def _chunks(shape: Shape, turn: int) -> Iterator[dict[str, Any]]:
     whole = _answer(shape, turn)
     choice = whole["choices"][0]
     head = {"id": whole["id"], "object": "chat.completion.chunk", "created": whole["created"], "model": MODEL}
     start = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-    yield _data({**head, "choices": [start], "prompt_token_ids": whole["prompt_token_ids"]})
+    yield {**head, "choices": [start], "prompt_token_ids": whole["prompt_token_ids"]}
     content, size = choice["message"]["content"], CHARS_PER_TOKEN
     for at, token in enumerate(choice["token_ids"]):
         is_last = at == shape.sampled - 1
@@ -82,8 +118,8 @@ def chunks(shape: Shape, turn: int) -> Iterator[bytes]:
             "finish_reason": "stop" if is_last else None,
             "token_ids": [token],
         }
-        yield _data({**head, "choices": [piece]})
-    yield _data({**head, "choices": [], "usage": whole["usage"]})
+        yield {**head, "choices": [piece]}
+    yield {**head, "choices": [], "usage": whole["usage"]}
 
 
 def _answer(shape: Shape, turn: int) -> dict[str, Any]:

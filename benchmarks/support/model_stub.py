@@ -1,4 +1,4 @@
-"""A model server that costs next to nothing: it answers chat completions with bytes made beforehand.
+"""A model server that costs next to nothing: it answers chat and plain completions with bytes made beforehand.
 
 A streamed answer goes out as a model server's does: step by step, one event of every running stream in a step, each
 event in a write of its own.
@@ -18,15 +18,17 @@ from support.conversation import MARK, TURN, TURN_DIGITS, Shape, answers, chunks
 HEAD_END = b"\r\n\r\n"
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 STREAM = b'"stream":true'
+CHAT = b'"messages":'
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 class Answers:
-    """The bytes of every turn's answer, around the places of the mark."""
+    """The bytes of every turn's answer, around the places of the mark; `text` for those of plain completions."""
 
-    def __init__(self, shape: Shape) -> None:
-        self.whole = [_response(body).split(MARK) for body in answers(shape)]
-        self.events = [[_framed(event).split(MARK) for event in chunks(shape, turn)] for turn in range(shape.turns)]
+    def __init__(self, shape: Shape, *, text: bool = False) -> None:
+        turns = range(shape.turns)
+        self.whole = [_response(body).split(MARK) for body in answers(shape, text=text)]
+        self.events = [[_framed(event).split(MARK) for event in chunks(shape, turn, text=text)] for turn in turns]
 
 
 def _response(body: bytes) -> bytes:
@@ -74,8 +76,9 @@ class Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, ready: Answers, streams: Streams, delay_s: float) -> None:
-        self.ready = ready
+    def __init__(self, chat: Answers, text: Answers, streams: Streams, delay_s: float) -> None:
+        self.chat = chat
+        self.text = text
         self.streams = streams
         self.delay_s = delay_s
         self.received = bytearray()
@@ -114,21 +117,22 @@ class Connection(asyncio.Protocol):
         self.mark = body[at : at + len(MARK)]
         at += len(MARK) + 1
         turn = int(body[at : at + TURN_DIGITS])
+        ready = self.chat if CHAT in body else self.text
         if STREAM in body:
-            self.events = self.ready.events[turn]
+            self.events = ready.events[turn]
             self.transport.write(STREAM_HEAD)
             self.streams.start(self)
         elif self.delay_s:
-            answer = self.mark.join(self.ready.whole[turn])
+            answer = self.mark.join(ready.whole[turn])
             asyncio.get_running_loop().call_later(self.delay_s, self.transport.write, answer)
         else:
-            self.transport.write(self.mark.join(self.ready.whole[turn]))
+            self.transport.write(self.mark.join(ready.whole[turn]))
 
 
 async def serve(shape: Shape, delay_s: float) -> None:
     loop = asyncio.get_running_loop()
-    ready, streams = Answers(shape), Streams()
-    server = await loop.create_server(lambda: Connection(ready, streams, delay_s), "127.0.0.1", 0, backlog=512)
+    chat, text, streams = Answers(shape), Answers(shape, text=True), Streams()
+    server = await loop.create_server(lambda: Connection(chat, text, streams, delay_s), "127.0.0.1", 0, backlog=512)
     print(server.sockets[0].getsockname()[1], flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
     server.close()

@@ -98,9 +98,9 @@ class Server:
         created = send("POST", f"{self.url}/api/rollouts", self.key, [{"input": {}, **fields}] * count)
         return [rollout["rollout_id"] for rollout in created]
 
-    def agent(self, rollout_id: str) -> tuple[str, str]:
-        """The path of its chat completions, and its key."""
-        path = f"/proxy/rollout/{rollout_id}/attempt/0/mode/train/openai/v1/chat/completions"
+    def agent(self, rollout_id: str, operation: str = "openai/v1/chat/completions") -> tuple[str, str]:
+        """The path of its model calls, and its key."""
+        path = f"/proxy/rollout/{rollout_id}/attempt/0/mode/train/{operation}"
         return path, agent_key(self.key, rollout_id, "0", "train") if self.scoped else self.key
 
     def finish(self, rollout_id: str, reward: float) -> None:

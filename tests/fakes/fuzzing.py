@@ -27,7 +27,7 @@ json_values = st.recursive(
 
 def near(good: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """What is meant there, or now and then anything at all."""
-    return st.integers(0, 11).flatmap(lambda dice: good if dice else json_values)
+    return st.integers(0, 39).flatmap(lambda dice: good if dice else json_values)
 
 
 def record(needed: dict[str, Any], **optional: Any) -> st.SearchStrategy[Any]:

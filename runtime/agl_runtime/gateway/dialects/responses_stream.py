@@ -59,10 +59,11 @@ class ResponsesStream:
         self._calls: dict[int, _Call] = {}
 
     def feed(self, chunk: Json) -> bytes:
-        out = self._begin()
+        out = b"" if self._number else self._begin()
         for choice in chunk["choices"]:
-            if choice.get("index") in (0, None):
-                out += self._say(choice.get("delta"))
+            delta = choice.get("delta")
+            if choice.get("index") in (0, None) and isinstance(delta, dict):
+                out += self._say(delta)
         return out
 
     def end(self, answer: Answer) -> bytes:
@@ -105,15 +106,17 @@ class ResponsesStream:
     def _done(self, at: Json, item: Json) -> bytes:
         return self._event("response.output_item.done", output_index=at["output_index"], item=item)
 
-    def _say(self, delta: Any) -> bytes:
-        if not isinstance(delta, dict):
-            return b""
-        texts = self._say_text("reasoning", reasoning_of(delta)) + self._say_text("message", text_of(delta))
-        return texts + b"".join(map(self._say_call, calls_of(delta)))
+    def _say(self, delta: Json) -> bytes:
+        out = b""
+        if piece := reasoning_of(delta):
+            out += self._say_text("reasoning", piece)
+        if piece := text_of(delta):
+            out += self._say_text("message", piece)
+        for part in calls_of(delta):
+            out += self._say_call(part)
+        return out
 
     def _say_text(self, kind: str, piece: str) -> bytes:
-        if not piece:
-            return b""
         out, now = b"", self._open
         if now is None or now.kind != kind:
             out = self._close("completed")
