@@ -59,9 +59,7 @@ def create_app(config: Config, store: Store, admin_key: str) -> FastAPI:
             gateway.stop()
             await gateway.close()
 
-    app = _App(
-        title="agl gateway", version="1.0.0", lifespan=lifespan, docs_url=None, redoc_url=None, responses=REFUSALS
-    )
+    app = _App(title="agl gateway", version="1.0.0", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.stand_behind(gateway)
     app.add_exception_handler(AglError, _tell)
     app.add_exception_handler(CallRefused, _refuse)

@@ -10,7 +10,7 @@ from agl_runtime.gateway.internal import Json, ModelRequest, Operation
 class ChatDialect(OpenAIDialect):
     name = "chat"
     operation: Operation = "chat/completions"
-    schema = body_of(messages=talk_of("system", "user", "assistant"))
+    schema = body_of(messages=talk_of("system", "developer", "user", "assistant", "tool"))
 
     def parse(self, body: Json) -> ModelRequest:
         messages, tools = body.get("messages"), body.get("tools")

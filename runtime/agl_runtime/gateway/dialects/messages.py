@@ -22,7 +22,7 @@ class MessagesDialect(SelfContained):
     name = "messages"
     path = PATH
     keep_alive = event({"type": "ping"})
-    schema = body_of(messages=talk_of("user", "assistant"), max_tokens={"type": "integer", "minimum": 1})
+    schema = body_of(messages=talk_of("user", "assistant", "system"), max_tokens={"type": "integer", "minimum": 1})
 
     def parse(self, body: Json) -> ModelRequest:
         model, stream = body.get("model"), body.get("stream")

@@ -17,7 +17,7 @@ from agl_runtime.gateway.dialects.responses_answer import head, whole
 from agl_runtime.gateway.dialects.responses_history import completed, continued, items_of, named
 from agl_runtime.gateway.dialects.responses_request import read
 from agl_runtime.gateway.dialects.responses_stream import ResponsesStream
-from agl_runtime.gateway.dialects.schema import body_of, talk_of
+from agl_runtime.gateway.dialects.schema import OBJECTS, body_of
 from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
 
 
@@ -25,7 +25,7 @@ class ResponsesDialect:
     name = "responses"
     path = "openai/v1/responses"
     keep_alive = KEEP_ALIVE
-    schema = body_of(input={"anyOf": [{"type": "string"}, talk_of("developer", "user", "assistant")]})
+    schema = body_of(input={"anyOf": [{"type": "string"}, OBJECTS]})
 
     def named(self, body: Json) -> set[str]:
         return named(body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agl_runtime.gateway.internal import Json
 
+OBJECTS: Json = {"type": "array", "items": {"type": "object"}}
 _PART = {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}, "text": {"type": "string"}}}
 _CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}
 
@@ -11,7 +12,7 @@ _CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}
 def body_of(**fields: Json) -> Json:
     """The schema of a body, of which the first of `fields` is what must be there."""
     common: Json = {"model": {"type": ["string", "null"]}, "stream": {"type": ["boolean", "null"]}}
-    common["tools"] = {"type": "array", "items": {"type": "object"}}
+    common["tools"] = OBJECTS
     return {"type": "object", "required": [next(iter(fields))], "properties": {**common, **fields}}
 
 
@@ -23,5 +24,5 @@ def taking(schema: Json) -> Json:
 def talk_of(*roles: str) -> Json:
     """The schema of a list of messages."""
     message = {"role": {"enum": list(roles)}, "content": _CONTENT}
-    items = {"type": "object", "required": list(message), "properties": message}
+    items = {"type": "object", "required": ["role"], "properties": message}
     return {"type": "array", "minItems": 1, "items": items}
