@@ -47,6 +47,7 @@ from fakes.model_server import Answer, FakeModelServer, Raw, encode, tool_call
 
 CONTROL_SHARE = 0.2
 ROUND = 1000
+DRAW = 100
 ROLLOUTS = 20  # of each round
 AT_ONCE = 32
 PATIENCE_S = 30.0
@@ -255,7 +256,11 @@ def model_calls(server: Server, outcome: Outcome, count: int, first: int, stop_a
     """`count` calls or more, in rounds."""
     one_round = Round(server, outcome)
     while outcome.sent < count and time.monotonic() < stop_at:
-        calls = drawn(min(ROUND, count), first)
+        calls: list[Asked] = []
+        while len(calls) < min(
+            ROUND, count
+        ):  # in short draws: hypothesis looks ever longer for what it has not drawn yet
+            calls += drawn(DRAW, first + len(calls))
         first += len(calls)
         asyncio.run(one_round.send(calls))
 
