@@ -20,9 +20,6 @@ from agl_runtime.gateway.changes import Signal
 from agl_runtime.gateway.internal import Json
 
 EVENT_STREAM = "text/event-stream"
-UNWATCHED_S = (
-    0.05  # a reader who leaves is noticed so late, and most that are answered sooner need no task to watch them
-)
 
 
 @dataclass(eq=False)
@@ -79,17 +76,12 @@ class ExchangeResponse(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watching: list[asyncio.Task[None]] = []
-        begin = asyncio.get_running_loop().call_later(
-            UNWATCHED_S, lambda: watching.append(asyncio.create_task(self._watch(receive)))
-        )
+        watching = asyncio.create_task(self._watch(receive))
         try:
             async with self._reading as reading:
                 reading.delivered = await self._send(send)
         finally:
-            begin.cancel()
-            for task in watching:
-                task.cancel()
+            watching.cancel()
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

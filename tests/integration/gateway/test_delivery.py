@@ -243,6 +243,19 @@ async def test_a_retry_that_cannot_be_looked_up_is_refused_with_the_stores_reaso
     assert (response.status_code, response.json()["error"]["message"]) == (503, "The disk is full. Free some space.")
 
 
+async def test_a_client_that_leaves_before_a_quick_answer_did_not_get_it(
+    gateway: RunningGateway, model: FakeModelServer
+) -> None:
+    body, target = orjson.dumps(BODY), httpx.URL(url(gateway))
+    head = f"POST {target.path} HTTP/1.1\r\nHost: x\r\nAuthorization: {gateway.http.headers['Authorization']}\r\n"
+    for _ in range(5):
+        _, writer = await asyncio.open_connection(target.host, target.port)
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        writer.transport.abort()
+    calls = await settled(gateway)
+    assert [(call.info.delivered, call.info.trainable) for call in calls] == [(False, False)] * len(calls)
+
+
 async def test_a_client_that_leaves_within_its_request_is_no_fault_of_the_gateway(
     gateway: RunningGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
