@@ -116,9 +116,8 @@ def common_prefix(a: Ids, b: Ids) -> int:
     return int(differs[0]) if differs.size else n
 
 
-def make_delta(prompt: Ids, base_id: str | None, base: Ids | None) -> Delta:
-    """Express `prompt` against `base`, the (prompt + sampled) ids of the call `base_id`."""
-    keep = common_prefix(prompt, base) if base is not None else 0
+def make_delta(prompt: Ids, base_id: str | None, keep: int) -> Delta:
+    """Express `prompt`, whose first `keep` ids are those of the call `base_id`, prompt + sampled."""
     return Delta(base_id if keep else None, keep, prompt[keep:].copy(), digest_ids(prompt))
 
 

@@ -8,7 +8,6 @@ choice, also of a chunk whose delta is {}. Nothing is guessed: what cannot be re
 from __future__ import annotations
 
 import struct
-from array import array
 from collections.abc import Iterable
 from typing import Any
 
@@ -106,11 +105,10 @@ def read_logprobs(value: Any) -> LogProbs:
         except (TypeError, KeyError):
             items = [item.get("logprob") if isinstance(item, dict) else None for item in items]
     try:
-        numbers = array("d", items)
-    except (TypeError, OverflowError):
-        numbers = array("d", map(_number, items))
-    with np.errstate(over="ignore"):  # what is beyond a float32 becomes infinite
-        return np.array(numbers).astype(np.float32)
+        return np.frombuffer(struct.pack(f"{len(items)}f", *items), np.float32)
+    except (struct.error, OverflowError):
+        with np.errstate(over="ignore"):  # what is beyond a float32 becomes infinite
+            return np.array([_number(item) for item in items], np.float64).astype(np.float32)
 
 
 def _number(value: Any) -> float:
@@ -154,17 +152,21 @@ class StreamAssembler:
         rows = chunk.get("choices")
         if not isinstance(rows, list):
             raise _no_choices()
+        top = self._top
         for key, value in chunk.items():
             if value is not None and key != "choices":
-                self._top[key] = value
+                top[key] = value
         for row in rows:
             if not _is_row(row):
                 raise _no_choices()
             index, delta = row.get("index"), row.get("delta")
             index = index if isinstance(index, int) else 0
-            if self._call_id and isinstance(delta, dict) and "tool_calls" in delta:
+            if isinstance(delta, dict) and "tool_calls" in delta and self._call_id:
                 _mint_ids(delta["tool_calls"], f"call_{self._call_id}_{index}", self._named)
-            _merge_choice(self._choices.setdefault(index, {}), row)
+            choice = self._choices.get(index)
+            if choice is None:
+                choice = self._choices[index] = {}
+            _merge_choice(choice, row)
 
     def response(self) -> Json:
         kind = str(self._top.get("object", "")).removesuffix(".chunk")
@@ -189,7 +191,10 @@ def _merge_choice(choice: Json, row: Json) -> None:
     for key, value in row.items():
         if value is None or key == "index":
             continue
-        if key in _GROWING:
+        known = choice.get(key)
+        if key == "logprobs" and isinstance(known, dict) and isinstance(value, dict):
+            _extend(known, value)
+        elif key in _GROWING:
             _grow(choice, key, value)
         elif key != "delta":
             choice[key] = value
@@ -199,6 +204,16 @@ def _merge_choice(choice: Json, row: Json) -> None:
                 message = choice["message"] = {"role": "assistant", "content": None}
             for name, part in value.items():
                 _grow(message, name, part)
+
+
+def _extend(known: Json, logprobs: Json) -> None:
+    """What `_grow` does, for lists whose items have no `index`."""
+    for name, part in logprobs.items():
+        items = known.get(name)
+        if isinstance(items, list) and isinstance(part, list):
+            items += part
+        else:
+            _grow(known, name, part)
 
 
 def _grow(into: Json, key: str, value: Any) -> None:

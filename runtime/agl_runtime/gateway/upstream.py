@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from agl_runtime.gateway.bodies import LEVELS, is_tellable
+from agl_runtime.gateway.bodies import is_tellable, may_be_deep
 from agl_runtime.gateway.hold import Hold
 from agl_runtime.gateway.internal import HELD_CODE, CallRefused, Json, Operation, ServerFailed
 from agl_runtime.gateway.registry import Registry
@@ -208,8 +208,7 @@ def read_chunk(data: bytes) -> Json:
         chunk = orjson.loads(data)
     except orjson.JSONDecodeError:
         chunk = decode(data)
-    # What holds so few brackets is not nested too deeply, as nearly every chunk.
-    if data.count(b"[") + data.count(b"{") > LEVELS:
+    if may_be_deep(data):
         chunk = _tellable(chunk)
     if not isinstance(chunk, dict) or "error" in chunk:
         raise ServerFailed(f"The model server broke off: {_message(chunk)}", status=200)

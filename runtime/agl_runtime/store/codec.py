@@ -93,11 +93,11 @@ def _storing(function: Callable[P, T]) -> Callable[P, T]:
 @_storing
 def pack(value: Any, blobs: Blobs) -> bytes:
     """JSON text of `value`, large content moved to `blobs`. Raises StoreError for what JSON cannot express."""
-    text = _to_text(value)
+    text, write = _written(value)
     if len(text) < LARGE_CHARS and _MARK_IN_TEXT not in text:
         return text
-    text = _to_text(_lift(value, blobs))
-    return text if len(text) < LARGE_CHARS else _to_text(_refer("json", text, blobs))
+    text = write(_lift(value, blobs))
+    return text if len(text) < LARGE_CHARS else write(_refer("json", text, blobs))
 
 
 def unpack(text: bytes, fetch: Fetch) -> Any:
@@ -170,13 +170,15 @@ def _digest_text(value: Any) -> bytes:
     return _any_text(value) if b"null" in text else text  # which NaN and Infinity are too
 
 
-def _to_text(value: Any) -> bytes:
-    """Text from which `_from_text` makes the same value."""
+def _written(value: Any) -> tuple[bytes, Callable[[Any], bytes]]:
+    """Text from which `_from_text` makes the same value, and what writes such text of it and of its parts."""
     try:
         text = orjson.dumps(value)
     except orjson.JSONEncodeError:
-        return _any_text(value)
-    return text if b"null" not in text or _is_finite(value) else _any_text(value)
+        return _any_text(value), _any_text
+    if b"null" in text and not _is_finite(value):
+        return _any_text(value), _any_text
+    return text, orjson.dumps
 
 
 def _any_text(value: Any) -> bytes:

@@ -44,11 +44,12 @@ class OpenAttempt:
         """Whether several calls have this key."""
         return retry_key is not None and self._keys[retry_key] > 1
 
-    def match(self, prompt: Ids) -> tuple[str, list[str]]:
-        """The end with which a prompt shares most, and those that it continues."""
+    def match(self, prompt: Ids) -> tuple[str, int, list[str]]:
+        """The end with which a prompt shares most, how much that is, and the ends that it continues."""
         shared = {call_id: common_prefix(prompt, ids) for call_id, ids in self.ends.items()}
         base_id = max(shared, key=lambda call_id: shared[call_id], default="")
-        return base_id, [call_id for call_id, count in shared.items() if count == self.ends[call_id].size]
+        continued = [call_id for call_id, count in shared.items() if count == self.ends[call_id].size]
+        return base_id, shared.get(base_id, 0), continued
 
     def begin(self, call_id: str, outline: codec.Outline, retry_key: str | None) -> None:
         self.begun += 1
@@ -124,7 +125,7 @@ def _load(db: sqlite3.Connection, attempt: int) -> OpenAttempt:
     for row in db.execute(answers, (attempt,)):
         prompt = rebuild(delta_of(row), whole, row["call_id"])
         ids = whole[row["call_id"]] = np.concatenate([prompt, np.frombuffer(row["sampled"], np.int32)])
-        loaded.commit(row["call_id"], ids, loaded.match(prompt)[1])
+        loaded.commit(row["call_id"], ids, loaded.match(prompt)[2])
     return loaded
 
 

@@ -65,8 +65,7 @@ class Worker:
         job = _Job(work, loop.create_future(), is_short)
         self._waiting.append(job)
         if not self._is_busy:
-            self._is_busy = True
-            loop.call_soon(self._turn, loop)
+            self._take_turn(loop)
         result: T = await job.done
         return result
 
@@ -105,9 +104,14 @@ class Worker:
                 job.done.set_result(job.result)
             else:
                 job.done.set_exception(job.failure)
-        self._is_busy = bool(self._waiting)
-        if self._is_busy:
-            loop.call_soon(self._turn, loop)
+        self._is_busy = False
+        if self._waiting:
+            self._take_turn(loop)
+
+    def _take_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_busy = True
+        # Not in the loop's next round but in the one after: what the next one's events ask for joins the transaction.
+        loop.call_soon(loop.call_soon, self._turn, loop)
 
     def _transact_surely(self, jobs: list[_Job]) -> None:
         """Every job has its result or its failure then."""

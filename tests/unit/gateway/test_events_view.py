@@ -17,10 +17,10 @@ CHOICE: dict[str, Any] = {"index": 0, "message": {"content": "x"}, "logprobs": N
 
 def stored(call_id: str, prompt: list[int], sampled: list[int], **changes: Any) -> StoredCall:
     info = CallInfo(call_id, "r1", "0", 0, "chat", True, changes.pop("commit_seq", 0), http_status=200)
-    base, base_ids = changes.pop("base", (None, None))
+    base, keep = changes.pop("base", (None, 0))
     packed = PackedCall(
         info,
-        make_delta(np.array(prompt, np.int32), base, base_ids),
+        make_delta(np.array(prompt, np.int32), base, keep),
         np.array(sampled, np.int32),
         np.full(len(sampled), -0.5, np.float32),
         (VersionSpan(0, len(sampled), PolicyVersion(2, 7)),),
@@ -67,7 +67,7 @@ def test_an_uncommitted_call_is_no_event() -> None:
 
 def test_prompts_are_rebuilt_whatever_the_order_of_start() -> None:
     first = stored("c1", [1, 2], [3], commit_seq=0)
-    second = stored("c2", [1, 2, 3, 9], [5], commit_seq=1, base=("c1", np.array([1, 2, 3], np.int32)))
+    second = stored("c2", [1, 2, 3, 9], [5], commit_seq=1, base=("c1", 3))
     shown = call_events([second, first])
     assert [e.data["response"]["prompt_token_ids"] for e in shown] == [[1, 2, 3, 9], [1, 2]]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl_runtime import calls
-from agl_runtime.calls import CallInfo, PackedCall, VersionSpan, make_delta
+from agl_runtime.calls import CallInfo, PackedCall, VersionSpan, common_prefix, make_delta
 from agl_runtime.errors import StoreError
 from agl_runtime.schemas import PolicyVersion
 
@@ -24,7 +24,7 @@ def packed(turns: list[tuple[calls.Ids, calls.Ids]]) -> list[PackedCall]:
     out: list[PackedCall] = []
     base: tuple[str, calls.Ids] | None = None
     for seq, (prompt, sampled) in enumerate(turns):
-        delta = make_delta(prompt, *(base or (None, None)))
+        delta = make_delta(prompt, base[0], common_prefix(prompt, base[1])) if base else make_delta(prompt, None, 0)
         spans = (VersionSpan(0, sampled.size, PolicyVersion(1, seq)),)
         logprobs = np.linspace(-1, 0, sampled.size, dtype=np.float32)
         out.append(PackedCall(info(str(seq), seq), delta, sampled, logprobs, spans))

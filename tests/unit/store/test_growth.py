@@ -168,7 +168,7 @@ def test_thousands_of_calls_without_common_ground_cost_their_number(monkeypatch:
     monkeypatch.setattr(open_attempts, "common_prefix", count)
     attempt = OpenAttempt()
     for number in range(3000):
-        assert attempt.match(ids(number, 7))[1] == []
+        assert attempt.match(ids(number, 7))[2] == []
         attempt.commit(str(number), ids(number, 7, 8), [])
     assert compared <= 3000 * MOST_ENDS
     assert attempt.size_bytes == MOST_ENDS * ids(0, 7, 8).nbytes
@@ -180,7 +180,7 @@ def test_a_conversation_is_continued_however_many_single_questions_come_between(
     attempt.commit("second", ids(1, 2, 3), ["first"])
     for number in range(2 * MOST_ENDS):
         attempt.commit(str(number), ids(100 + number), [])
-    assert attempt.match(ids(1, 2, 3, 4)) == ("second", ["second"])
+    assert attempt.match(ids(1, 2, 3, 4)) == ("second", 3, ["second"])
 
 
 def test_of_conversations_alone_the_newest_are_remembered() -> None:
