@@ -138,14 +138,12 @@ def _continues(prompt: Ids, call: Call) -> bool:
 
 
 def _settle_retries(nodes: Sequence[Node]) -> None:
-    """Of calls with one parent and one prompt, train those that were continued; else the only one delivered; else
-    none, as nothing tells which answer the agent went on with."""
+    """Of calls with one parent and one prompt, train those that were continued; else all that were delivered, as votes
+    are; else none, as nothing tells which answer the agent had."""
     continued = {index for node in nodes for index in (node.parent, node.linked) if index is not None}
     for group in _retries(nodes):
-        used = [index for index in group if index in continued]
-        if not used:
-            delivered = [index for index in group if nodes[index].call.info.delivered]
-            used = delivered if len(delivered) == 1 else []
+        delivered = [index for index in group if nodes[index].call.info.delivered]
+        used = [index for index in group if index in continued] or delivered
         for index in set(group) - set(used):
             nodes[index].reason = nodes[index].reason or (SUPERSEDED if used else UNRESOLVED_RETRY)
         for index in group[1:]:

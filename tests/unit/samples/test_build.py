@@ -197,10 +197,17 @@ class TestRetries:
         assert lines(result) == [("a", "b")]
         assert result.report.untrained == {"superseded": 1}
 
-    @pytest.mark.parametrize("delivered", [True, False])
-    def test_an_unresolved_last_retry_is_not_trained(self, delivered: bool):
-        x = call("x", [*MAIN, 11, 12, 3], [50], delivered=delivered)
-        y = call("y", [*MAIN, 11, 12, 3], [51], delivered=delivered)
+    def test_votes_over_one_prompt_that_were_all_delivered_are_all_trained(self):
+        votes = [call(name, [*MAIN, 11, 12, 3], [token]) for name, token in (("x", 50), ("y", 51), ("z", 51))]
+        lost = call("lost", [*MAIN, 11, 12, 3], [52], delivered=False)
+        result = build(A, *votes, lost)
+        assert lines(result) == [("a", "x"), ("a", "y"), ("a", "z")]
+        assert result.report.untrained == {"superseded": 1}
+        assert result.report.splits == {}
+
+    def test_an_unresolved_last_retry_is_not_trained(self):
+        x = call("x", [*MAIN, 11, 12, 3], [50], delivered=False)
+        y = call("y", [*MAIN, 11, 12, 3], [51], delivered=False)
         result = build(A, x, y)
         assert lines(result) == [("a",)]
         assert result.report.untrained == {"unresolved_retry": 2}

@@ -103,9 +103,9 @@ def naive(recorded: RolloutCalls, limits: Limits):
         ]
         used = {e.info.call_id for e in same} & continued
         handed = {e.info.call_id for e in same if e.info.delivered}
-        if len(same) == 1 or c.info.call_id in used or (not used and handed == {c.info.call_id}):
+        if len(same) == 1 or c.info.call_id in (used or handed):
             continue
-        reasons.setdefault(c.info.call_id, "superseded" if used or len(handed) == 1 else "unresolved_retry")
+        reasons.setdefault(c.info.call_id, "superseded" if used or handed else "unresolved_retry")
 
     def line(c: Call) -> list[Call]:
         parent = parents[c.info.call_id]
