@@ -73,7 +73,7 @@ def _fault(answer: Answer, around: Circumstances) -> str | None:
     if around.mode == "val":
         return "validation"
     if around.dispatched.model != around.policy or answer.model not in (None, around.policy):
-        return "wrong_model"
+        return "auxiliary" if around.auxiliary else "wrong_model"
     return "multiple_choices" if answer.choices > 1 else None
 
 

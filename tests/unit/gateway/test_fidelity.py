@@ -84,6 +84,7 @@ def test_a_flaw_of_the_answer_has_its_reason(changes: dict[str, Any], reason: st
         ({"present": SERVER.model_copy(update={"run_epoch": 2})}, "mixed_versions"),
         ({"changed_params": ("top_p",)}, "distribution_changed"),
         ({"auxiliary": True}, "auxiliary"),
+        ({"auxiliary": True, "policy": "another"}, "auxiliary"),
     ],
 )
 def test_a_circumstance_has_its_reason(changes: dict[str, Any], reason: str) -> None:
