@@ -15,7 +15,7 @@ from typing import Any
 
 from agl_cli import continuity
 from agl_cli.continuity import NOBODY, Origin, origin_of
-from agl_runtime.calls import Call, RolloutCalls
+from agl_runtime.calls import Call, CallInfo, RolloutCalls
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Project
 from agl_runtime.errors import ConfigError
@@ -62,10 +62,29 @@ class Recorded:
         return next((event.data for event in reversed(self.events) if event.event_type == event_type), {})
 
     @property
+    def main(self) -> dict[str, CallInfo]:
+        """The calls that are no side jobs, by their ids, in order of answer."""
+        known = {call.info.call_id: call.info for call in self.calls.calls if call.info.kind == "main"}
+        return {call_id: known[call_id] for call_id in self.requests if call_id in known}
+
+    @property
     def leaves(self) -> list[str]:
-        """The calls in which conversations ended: the last call of each sample, or the last of all without samples."""
+        """The calls in which conversations ended: the last call of each sample. Without samples, the main calls with an
+        answer that no later one goes on from; where none has an answer, the last main call, else the last side job."""
         ends = [sample.call_ids[-1] for sample in self.samples.samples]
-        return ends or list(self.requests)[-1:]
+        main, requests = self.main, self.requests
+        answered = {call_id: requests[call_id] for call_id, info in main.items() if info.http_status == 200}
+        return ends or _ends(answered) or list(main or requests)[-1:]
+
+
+def _ends(requests: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Of answered calls in order, those whose messages no later one begins with."""
+    ends: dict[str, list[Message]] = {}
+    for call_id in reversed(list(requests)):
+        asked = conversation(requests[call_id])["messages"][:-1]
+        if not any(len(later) > len(asked) and later[: len(asked)] == asked for later in ends.values()):
+            ends[call_id] = asked
+    return list(ends)[::-1]
 
 
 async def find(client: GatewayClient, wanted: Filter, most: int) -> list[Rollout]:
@@ -183,7 +202,15 @@ def _call(call: Call, request: Mapping[str, Any]) -> dict[str, Any]:
         "finish_reason": call.info.finish_reason,
         "http_status": call.info.http_status,
         "latency_ms": request.get("latency_ms"),
+        "error": _error(request),
     }
+
+
+def _error(request: Mapping[str, Any]) -> str | None:
+    """The first line of what the agent was told instead of an answer."""
+    error = (request.get("response") or {}).get("error")
+    lines = str(error.get("message") or "").splitlines() if isinstance(error, dict) else []
+    return lines[0] if lines else None
 
 
 def conversation(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,8 +236,8 @@ def raw_row(item: Recorded) -> dict[str, Any]:
 
 
 def sft_rows(item: Recorded) -> Iterator[dict[str, Any]]:
-    """A row of supervised data for each conversation of a rollout that ends in an answer."""
-    rows = (conversation(item.requests[leaf]) for leaf in item.leaves)
+    """A row of supervised data for each conversation of a rollout that ends in an answer; side jobs are none."""
+    rows = (conversation(item.requests[leaf]) for leaf in item.leaves if leaf in item.main)
     return (row for row in rows if row["messages"][-1].get("role") == "assistant")
 
 

@@ -116,12 +116,13 @@ JSON_KEYS: dict[str, dict[str, str]] = {
         "task": "the task as the agent got it",
         "agent": "how the agent ended: exit_code, signal, timed_out, over_disk, duration_s, cpu_s, max_rss_mb, ...",
         "calls": "[{call_id, model, kind, prompt_tokens, sampled_tokens, versions, trainable, reason, finish_reason, "
-        "http_status, latency_ms}]; `model` is the name that was asked for, `kind` main or auxiliary",
+        "http_status, latency_ms, error}]; `model` is the name that was asked for, `kind` main or auxiliary, `error` "
+        "the first line of what the agent was told instead of an answer",
         "incomplete_calls": "ids of calls that were sent on and whose answer was never recorded",
         "samples": "what training would build: [{tokens, trained_tokens, calls, split, truncated}]",
         "report": "counts: {calls, sampled_tokens, trained_tokens, splits, untrained, dropped}",
         "continuity": "whose it is and what to do about splits: {harness, template, dialects, remedies by cause}",
-        "conversations": "a list of chat messages for each sample, or for the last call where there is none",
+        "conversations": "a list of chat messages for each sample; without samples, for each main conversation",
     },
     "agl eval": {
         "policy": "the folder measured, or null for model.endpoint",

@@ -185,6 +185,9 @@ def _render_calls(value: Mapping[str, Any]) -> None:
         output.emit_table(columns, rows)
     else:
         output.emit("The agent made no model call.")
+    for call in value["calls"]:
+        if call["error"]:
+            output.emit(f"{call['call_id']}: {call['error']}")
     for call_id in value["incomplete_calls"]:
         output.emit(f"{call_id} was sent on and its answer never recorded")
     for number, sample in enumerate(value["samples"], start=1):

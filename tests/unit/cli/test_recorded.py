@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -140,6 +141,55 @@ def test_a_call_without_an_answer_is_shown_and_no_supervised_row() -> None:
     item = recorded(failed, reasons=("error",))
     assert as_json(item)["conversations"] == [[ASKED]]
     assert list(sft_rows(item)) == []
+
+
+FOUR, FIVE = ({"role": "assistant", "content": text} for text in ("4", "5"))
+MORE = {"role": "user", "content": "And one?"}
+TITLE = {"role": "user", "content": "Name this talk."}
+NAMED = {"role": "assistant", "content": "Sums"}
+OVERFLOW = "The model's context holds 8 tokens. Make the prompt shorter."
+
+
+def talk(*asked: list[Any], kinds: str = "", failed: int | None = None, reason: str = "validation") -> Recorded:
+    """A rollout without samples whose calls asked for these messages; of `kinds` a "t" is a side job (its answer is
+    NAMED), any other main work (4, then 5). The call at `failed` got an error."""
+    calls, events = [], []
+    for n, messages in enumerate(asked):
+        made, side = make_call("r", f"c{n}", reason=reason), kinds[n : n + 1] == "t"
+        http_status = 400 if n == failed else 200
+        info = replace(made.info, kind="auxiliary" if side else "main", http_status=http_status)
+        calls.append(replace(made, info=info))
+        asking = request(f"c{n}", messages, NAMED if side else FIVE if MORE in messages else FOUR)
+        if n == failed:
+            asking.data["response"] = {"error": {"message": f"{OVERFLOW}\nMore of it."}}
+        events.append(asking)
+    made_calls = make_calls("r", 1.0, *calls)
+    return Recorded(rollout(), ("0",), tuple(events), made_calls, build_samples(made_calls, Limits(100, 100)))
+
+
+def test_without_samples_the_main_conversation_is_told_and_exported_not_the_title_that_came_last() -> None:
+    item = talk([ASKED], [ASKED, FOUR, MORE], [TITLE], kinds="mmt")
+    assert as_json(item)["conversations"] == [[ASKED, FOUR, MORE, FIVE]]
+    assert [row["messages"] for row in sft_rows(item)] == [[ASKED, FOUR, MORE, FIVE]]
+
+
+def test_a_rollout_of_nothing_but_side_jobs_is_told_and_not_exported() -> None:
+    item = talk([TITLE], kinds="t", reason="auxiliary")
+    assert as_json(item)["conversations"] == [[TITLE, NAMED]]
+    assert list(sft_rows(item)) == []
+
+
+def test_without_samples_each_main_conversation_is_told() -> None:
+    item = talk([ASKED], [MORE], [ASKED])
+    assert as_json(item)["conversations"] == [[ASKED, FOUR], [MORE, FIVE], [ASKED, FOUR]]
+
+
+def test_a_last_call_that_failed_does_not_hide_the_conversation_and_its_error_is_told() -> None:
+    item = talk([ASKED], [ASKED, FOUR, MORE], failed=1)
+    found = as_json(item)
+    assert found["conversations"] == [[ASKED, FOUR]]
+    assert [call["error"] for call in found["calls"]] == [None, OVERFLOW]
+    assert [row["messages"] for row in sft_rows(item)] == [[ASKED, FOUR]]
 
 
 def test_messages_are_read_as_text_and_calls() -> None:

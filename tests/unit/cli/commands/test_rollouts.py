@@ -36,7 +36,9 @@ class FakeGateway:
         return RolloutDetail(rollout=_rollout(rollout_id), attempts=["0"])
 
     async def events(self, rollout_id: str) -> list[Event]:
-        response = {"choices": [{"message": {"role": "assistant", "content": rollout_id}}]}
+        response: dict[str, Any] = {"choices": [{"message": {"role": "assistant", "content": rollout_id}}]}
+        if rollout_id == "failed":
+            response = {"error": {"message": "The model server said no.\nAnd more."}}
         request = {"messages": [{"role": "user", "content": "Who?"}]}
         data = {"dialect": "chat", "request": request, "response": response}
         about: dict[str, Any] = {"rollout_id": rollout_id, "attempt_id": "0", "timestamp": 0.0}
@@ -96,6 +98,11 @@ def test_a_rollout_that_split_is_shown_with_the_reason_and_the_remedy(root: Path
     assert "harness agent.py over chat, template of model" in shown
     found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).stdout)
     assert (found["continuity"]["harness"], list(found["continuity"]["remedies"])) == ("agent.py", ["undiagnosed"])
+
+
+def test_a_failed_call_is_shown_with_its_error(root: Path) -> None:
+    words = ["rollouts", "show", "failed", "--project", str(root)]
+    assert "c0: The model server said no.\n" in CliRunner().invoke(app, words, catch_exceptions=False).stdout
 
 
 def test_a_rollout_in_one_piece_needs_no_remedy(root: Path) -> None:
