@@ -6,6 +6,7 @@ The command line never opens the store itself, so that one process alone writes 
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -52,12 +53,15 @@ async def open_session(project: Project, commands: Sequence[PartCommand], comman
         return
     with RunLock(project.state_dir, command) as lock:
         supervisor = Supervisor(project.state_dir, commands, notify=diagnostics.note, record=lock.record)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)  # asyncio ends in order on that one
         await supervisor.start()
         try:
             async with await _unless_ended(supervisor, _client(project)) as client:
                 yield Session(client, supervisor)
         finally:
             await supervisor.stop()
+            loop.remove_signal_handler(signal.SIGTERM)
 
 
 async def _client(project: Project) -> GatewayClient:

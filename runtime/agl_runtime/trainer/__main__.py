@@ -22,6 +22,8 @@ log = logging.getLogger("agl_runtime.trainer")
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(_run(begin("trainer", argv, _arguments())))
+    except modes.Stopped:
+        log.info("stopped before the gateway answered")
     except AglError as error:
         log.error("%s", error)
         return 2 if isinstance(error, ConfigError) else 3 if isinstance(error, PreconditionError) else 1

@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Config, Project
@@ -47,6 +47,10 @@ class Outside:
 
     make_backend: Callable[[Config, Path], Backend] = make_backend
     connect: Callable[[Part], Awaitable[GatewayClient]] = connect
+
+
+class Stopped(Exception):
+    """The stop came while the gateway was still waited for, so that there is nothing to end in order."""
 
 
 async def train(part: Part, stop: asyncio.Event, outside: Outside = Outside()) -> None:
@@ -100,7 +104,7 @@ async def evaluate(
         raise ConfigError(f"--samples is {samples}.", "It must be at least 1.")
     checks.require_reward(config)
     run_id, size, name = f"{EVAL_RUN}{secrets.token_hex(4)}", samples or config.eval.samples, recipe(config)
-    async with _serving(part, outside, policy) as served:
+    async with _serving(part, stop, outside, policy) as served:
         version = served.policy.version
         progress = Progress(run_id=run_id, version=str(version))
         work = [Work(run_id, version, f"val{n}", task, size, 0, False, name) for n, task in enumerate(tasks)]
@@ -124,13 +128,13 @@ async def evaluate(
 
 async def serve(part: Part, stop: asyncio.Event, outside: Outside = Outside(), *, policy: Path | None = None) -> None:
     """Serve a policy (the newest checkpoint, or else the base) until `stop`. Raises AglError."""
-    async with _serving(part, outside, policy) as served:
+    async with _serving(part, stop, outside, policy) as served:
         progress = Progress(version=str(served.policy.version))
         progress.enter("serving")
         await first_of(progress.report(served.client, served.policy.announce), stop.wait())
 
 
-async def first_of(*work: Coroutine[Any, Any, T]) -> T:
+async def first_of(*work: Awaitable[T]) -> T:
     """What the first of these gives or raises; the others are cancelled."""
     going = [asyncio.ensure_future(item) for item in work]
     try:
@@ -157,7 +161,7 @@ async def _run(
     epoch = state.next_epoch(project.state_dir)
     begin_at = newest.saved.schedule_state(metrics.validated()) if newest else State(validated=metrics.validated())
     progress = Progress(run_id=run.run_id, step=begin_at.step, steps=project.config.train.steps)
-    async with await outside.connect(part) as client:
+    async with await _connected(part, stop, outside) as client:
         await client.report(progress.status())
         policy = Policy(client, backend, project.config.gateway.upstream_timeout_s)
         async with policy.serving(epoch, newest.folder if newest else None, is_chosen=newest is None):
@@ -169,8 +173,18 @@ async def _run(
         return outcome
 
 
+async def _connected(part: Part, stop: asyncio.Event, outside: Outside) -> GatewayClient:
+    """A gateway that fails at its start never announces itself. Raises Stopped."""
+
+    async def stopped() -> GatewayClient:
+        await stop.wait()
+        raise Stopped
+
+    return await first_of(outside.connect(part), stopped())
+
+
 @contextlib.asynccontextmanager
-async def _serving(part: Part, outside: Outside, policy: Path | None) -> AsyncIterator[Served]:
+async def _serving(part: Part, stop: asyncio.Event, outside: Outside, policy: Path | None) -> AsyncIterator[Served]:
     project, endpoint = part.project, part.project.config.model.endpoint
     with state.exclusive(project.state_dir):
         folder: Path | None = None
@@ -180,7 +194,7 @@ async def _serving(part: Part, outside: Outside, policy: Path | None) -> AsyncIt
         else:
             folder = checks.policy_folder(project, policy or (newest.folder if newest else None))
             backend = outside.make_backend(project.config, folder)
-        async with await outside.connect(part) as client:
+        async with await _connected(part, stop, outside) as client:
             server = Policy(client, backend, project.config.gateway.upstream_timeout_s)
             async with server.serving(state.next_epoch(project.state_dir), None, is_chosen=newest is None):
                 yield Served(client, server, folder)

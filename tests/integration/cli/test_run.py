@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -114,3 +119,38 @@ def test_with_the_network_cut_off_a_foreign_server_is_refused(root: Path) -> Non
     result = agl(root, "run", "--prove")
     assert result.exit_code == 2
     assert "With the network cut off model.endpoint is out of reach." in result.stderr
+
+
+@pytest.fixture
+def without_uvloop(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the gateway fails as it starts."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "uvloop.py").write_text("raise ModuleNotFoundError('No module named uvloop')")
+    return os.environ | {"PYTHONPATH": str(tmp_path / "broken")}
+
+
+def started(root: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "agl_cli.main", "run", "--project", str(root)]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_gateway_that_cannot_start_ends_the_command_with_its_last_words(
+    root: Path, without_uvloop: dict[str, str]
+) -> None:
+    with started(root, without_uvloop) as process:
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "Error: The gateway stopped: ModuleNotFoundError: No module named uvloop" in said
+    assert "is killed" not in said
+
+
+def test_a_terminated_run_ends_its_parts_in_order(root: Path, without_uvloop: dict[str, str]) -> None:
+    with started(root, without_uvloop) as process:
+        assert process.stderr is not None
+        assert "gateway died" in process.stderr.readline()
+        parts = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode in (1, 130)  # the gateway's second death may have come first
+    assert "is killed" not in said
+    assert psutil.wait_procs(parts, timeout=0)[1] == []

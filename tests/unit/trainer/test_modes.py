@@ -12,7 +12,7 @@ from agl_runtime.errors import ConfigError, TrainerError
 from agl_runtime.part import Part
 from agl_runtime.schemas import PolicyVersion, RolloutConfig, RolloutCreate, RolloutMetadata
 from agl_runtime.trainer.data import Task
-from agl_runtime.trainer.modes import Outside, evaluate, serve, train
+from agl_runtime.trainer.modes import Outside, Stopped, evaluate, serve, train
 from agl_runtime.trainer.rollouts import Work
 from fakes.backend import FakeBackend
 from fakes.gateway import End, FakeGateway
@@ -106,3 +106,16 @@ async def test_a_policy_that_the_user_named_is_a_fault_of_the_configuration() ->
         await evaluate(
             make_part(project), asyncio.Event(), outside(FakeGateway(), backend), policy=project.root / "base"
         )
+
+
+@pytest.mark.parametrize("mode", [train, evaluate, serve])
+async def test_a_stop_ends_the_wait_for_a_gateway_that_never_announces_itself(mode: Any) -> None:
+    stop = asyncio.Event()
+
+    async def connect(part: Part) -> Any:
+        stop.set()
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(20):
+        with pytest.raises(Stopped):
+            await mode(make_part(make_project(RUN)), stop, Outside(lambda config, policy: FakeBackend(), connect))
