@@ -8,11 +8,13 @@ trained on as well but costs its whole history again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from agl_runtime.calls import CallInfo
 from agl_runtime.config import Project
 from agl_runtime.controller.runners.command import split_command
 from agl_runtime.samples.build import PROMPT_OVER_LIMIT
@@ -39,10 +41,12 @@ _SHELLS = ("sh", "bash")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose conversations these are, as agl.yaml has it now: the agent's program, and whose chat template."""
+    """Whose conversations these are, as agl.yaml has it now: the agent's program, whose chat template, and the names
+    and patterns in gateway.models."""
 
     harness: str = ""
     template: str = ""
+    named: tuple[str, ...] = ()
 
 
 NOBODY = Origin()
@@ -51,21 +55,36 @@ NOBODY = Origin()
 @dataclass(frozen=True, slots=True)
 class Continuity:
     """`samples` counts rollouts by the number of samples that they became, `splits` by cause the samples that broke off
-    an earlier one, `dropped` those that were left out whole."""
+    an earlier one, `dropped` those that were left out whole. `names` are those under which main work was asked for."""
 
     samples: Counter[int] = field(default_factory=Counter)
     splits: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
+    names: tuple[str, ...] = ()
 
     @property
     def remedies(self) -> dict[str, str]:
         """By cause, the most frequent first."""
-        return {cause: REMEDIES[cause] for cause, _ in (self.splits + self.dropped).most_common()}
+        remedies = {cause: REMEDIES[cause] for cause, _ in (self.splits + self.dropped).most_common()}
+        if "other" in remedies and self._side_jobs:
+            remedies["other"] = f"{self._side_jobs} {remedies['other']}"
+        return remedies
 
     @property
     def fix(self) -> str:
         """What to do, in words; empty where nothing is to be mended."""
-        return " ".join(remedy for cause, remedy in self.remedies.items() if cause != "other")
+        remedies = [REMEDIES[cause] if cause != "other" else self._side_jobs for cause in self.remedies]
+        return " ".join(remedy for remedy in remedies if remedy)
+
+    @property
+    def _side_jobs(self) -> str:
+        """What to do where some of these conversations may be no main work; empty where one name was asked for."""
+        if len(self.names) < 2:
+            return ""
+        return (
+            f"Main work was asked of {' and '.join(self.names)}: name in gateway.models those that are side jobs, such "
+            "as titles, and those that mean the policy (docs/gateway.md)."
+        )
 
     def sentence(self, origin: Origin) -> str:
         became = ", ".join(
@@ -79,9 +98,9 @@ class Continuity:
         return f"{told} (template of {origin.template})" if self.splits else told
 
 
-def measure(rollouts: Iterable[RolloutSamples]) -> Continuity:
-    """Of rollouts that can be trained on at all."""
-    found = Continuity()
+def measure(rollouts: Iterable[RolloutSamples], names: Iterable[str] = ()) -> Continuity:
+    """Of rollouts that can be trained on at all, with the model names that their main calls asked for."""
+    found = Continuity(names=tuple(sorted(set(names))))
     for rollout in rollouts:
         if rollout.samples or rollout.report.dropped:
             found.samples[len(rollout.samples)] += 1
@@ -99,10 +118,22 @@ def origin_of(project: Project) -> Origin:
         program = Path(words[0]).name
     if program.startswith("python"):
         program = next((word for word in words[1:] if not word.startswith("-")), program)
-    return Origin(program, model.endpoint or model.path or "no model yet")
+    return Origin(program, model.endpoint or model.path or "no model yet", tuple(project.config.gateway.models))
 
 
-def as_json(samples: RolloutSamples, origin: Origin, dialects: Iterable[str]) -> dict[str, Any]:
-    """Of one rollout; the counts stand in its report."""
-    found = Continuity(splits=Counter(samples.report.splits), dropped=Counter(samples.report.dropped))
-    return {**asdict(origin), "dialects": sorted(set(dialects)), "remedies": found.remedies}
+def as_json(samples: RolloutSamples, origin: Origin, calls: Sequence[CallInfo]) -> dict[str, Any]:
+    """Of one rollout and its calls; the counts stand in its report."""
+    names = tuple(sorted(main_names(calls, origin)))
+    found = Continuity(splits=Counter(samples.report.splits), dropped=Counter(samples.report.dropped), names=names)
+    return {
+        "harness": origin.harness,
+        "template": origin.template,
+        "dialects": sorted({call.dialect for call in calls}),
+        "remedies": found.remedies,
+    }
+
+
+def main_names(calls: Iterable[CallInfo], origin: Origin) -> set[str]:
+    """The model names under which main work was asked for, but for those that gateway.models gives a meaning."""
+    names = {call.model for call in calls if call.kind == "main"}
+    return {name for name in names if not any(fnmatchcase(name, pattern) for pattern in origin.named)}

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agl_cli import continuity
-from agl_cli.continuity import NOBODY, Origin, origin_of
+from agl_cli.continuity import NOBODY, Continuity, Origin, main_names, measure, origin_of
 from agl_runtime.calls import Call, CallInfo, RolloutCalls
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Project
@@ -127,11 +127,16 @@ def _decoder(project: Project) -> Decode | None:
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
-async def recent_samples(client: GatewayClient, project: Project, most: int) -> list[RolloutSamples]:
+async def recent(client: GatewayClient, project: Project, most: int) -> Continuity:
     """What the newest training rollouts that ended became, with the cause of each break."""
     decode, limits = _decoder(project), _limits(project)
     ended = await find(client, Filter((RolloutState.SUCCEEDED, RolloutState.FAILED), "train"), most)
-    return [build_samples(await client.calls(rollout.rollout_id), limits, decode) for rollout in ended]
+    built, names = [], set[str]()
+    for rollout in ended:
+        calls = await client.calls(rollout.rollout_id)
+        built.append(build_samples(calls, limits, decode))
+        names |= main_names((call.info for call in calls.calls), origin_of(project))
+    return measure(built, names)
 
 
 async def rewards(client: GatewayClient, rollouts: Iterable[Rollout]) -> list[float | None]:
@@ -184,7 +189,7 @@ def as_json(item: Recorded) -> dict[str, Any]:
             for sample in item.samples.samples
         ],
         "report": asdict(report),
-        "continuity": continuity.as_json(item.samples, item.origin, (call.info.dialect for call in item.calls.calls)),
+        "continuity": continuity.as_json(item.samples, item.origin, [call.info for call in item.calls.calls]),
         "conversations": [conversation(item.requests[leaf])["messages"] for leaf in item.leaves],
     }
 

@@ -11,16 +11,15 @@ import typer
 from agl_cli import checks, diagnostics, output
 from agl_cli.checks import Finding
 from agl_cli.commands import status
-from agl_cli.continuity import measure, origin_of
+from agl_cli.continuity import Continuity, origin_of
 from agl_cli.options import HERE, AsJson, ProjectDir, Settings
 from agl_cli.project import open_project
-from agl_cli.recorded import recent_samples
+from agl_cli.recorded import recent
 from agl_cli.session import open_session
 from agl_cli.supervisor import part_command
 from agl_runtime.config import Project
 from agl_runtime.errors import AglError, ConfigError
 from agl_runtime.part import STORE_FILE
-from agl_runtime.samples.types import RolloutSamples
 
 CONFIGURATION = "agl.yaml"
 LOOKED_AT = 20  # rollouts
@@ -62,7 +61,7 @@ def _continuity(project: Project) -> Finding:
     """Of the newest rollouts: how many samples each became, why, and the remedy."""
     name = "continuity"
     try:
-        found = measure(asyncio.run(_recent(project)))
+        found = asyncio.run(_recent(project))
     except AglError as error:
         return Finding(name, "warning", error.what, error.fix)
     if not found.samples:
@@ -71,9 +70,9 @@ def _continuity(project: Project) -> Finding:
     return Finding(name, "warning", f"{what}.", found.fix) if found.fix else Finding(name, "ok", what)
 
 
-async def _recent(project: Project) -> list[RolloutSamples]:
+async def _recent(project: Project) -> Continuity:
     async with open_session(project, [part_command("gateway", project.root, ())], "doctor") as session:
-        return await recent_samples(session.client, project, LOOKED_AT)
+        return await recent(session.client, project, LOOKED_AT)
 
 
 def _show(findings: list[Finding], *, as_json: bool) -> None:

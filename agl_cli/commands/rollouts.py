@@ -192,6 +192,7 @@ def _render_calls(value: Mapping[str, Any]) -> None:
         output.emit(f"{call_id} was sent on and its answer never recorded")
     for number, sample in enumerate(value["samples"], start=1):
         why = f"; it broke off an earlier one: {sample['split']}" if sample["split"] else ""
+        why = "; a conversation of its own" if sample["split"] == "other" else why
         cut = "; cut at train.max_response_tokens" if sample["truncated"] else ""
         output.emit(
             f"sample {number}: {sample['tokens']} tokens, {sample['trained_tokens']} trained, "

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agl_cli.continuity import REMEDIES, Continuity, Origin, as_json, measure, origin_of
+from agl_cli.continuity import REMEDIES, Continuity, Origin, as_json, main_names, measure, origin_of
 from agl_cli.project import open_project
+from agl_runtime.calls import CallInfo
 from agl_runtime.samples import diagnose
 from agl_runtime.samples.build import PROMPT_OVER_LIMIT, UNDIAGNOSED
 from agl_runtime.samples.types import RolloutSamples
@@ -20,6 +22,10 @@ def rollout(samples: int, **splits: int) -> RolloutSamples:
     made = make_samples("r", samples=samples)
     made.report.splits.update(splits)
     return made
+
+
+def info(dialect: str) -> CallInfo:
+    return CallInfo("c", "r", "0", 0, dialect, committed=True, model="policy")
 
 
 def test_every_cause_has_a_remedy() -> None:
@@ -47,6 +53,23 @@ def test_what_did_not_split_needs_no_remedy() -> None:
     assert (found.remedies, found.fix) == ({}, "")
     assert measure([rollout(2, other=1)]).fix == ""
     assert measure([]) == Continuity()
+
+
+def test_where_several_names_were_asked_for_the_remedy_of_other_is_to_say_what_they_mean() -> None:
+    found = measure([rollout(2, other=1)], ["gpt-5-mini", "gpt-5", "gpt-5"])
+    assert found.fix.startswith("Main work was asked of gpt-5 and gpt-5-mini: name in gateway.models those that are")
+    assert found.remedies == {"other": f"{found.fix} {REMEDIES['other']}"}
+    assert measure([rollout(2, other=1)], ["gpt-5", "gpt-5"]).remedies == {"other": REMEDIES["other"]}
+    assert "gateway.models" not in measure([rollout(2, trimmed=1)], ["gpt-5", "gpt-5-mini"]).fix
+
+
+def test_names_with_a_meaning_are_no_longer_asked_about() -> None:
+    calls = [replace(info("chat"), model=name) for name in ("gpt-5", "gpt-5-mini", "haiku")]
+    calls.append(replace(info("chat"), model="title", kind="auxiliary"))
+    assert main_names(calls, Origin()) == {"gpt-5", "gpt-5-mini", "haiku"}
+    assert main_names(calls, Origin(named=("gpt-*",))) == {"haiku"}
+    told = as_json(rollout(2, other=1), Origin(), calls)["remedies"]["other"]
+    assert told.startswith("Main work was asked of gpt-5 and gpt-5-mini and haiku:")
 
 
 def test_rollouts_that_were_dropped_whole_are_told_with_the_setting_that_drops_them() -> None:
@@ -81,7 +104,7 @@ def test_the_harness_is_the_program_that_runs(tmp_path: Path, command: str, harn
 
 
 def test_one_rollout_names_its_dialects_and_remedies() -> None:
-    found = as_json(rollout(2, trimmed=1), ORIGIN, ["messages", "chat", "messages"])
+    found = as_json(rollout(2, trimmed=1), ORIGIN, [info("messages"), info("chat"), info("messages")])
     remedies = {"trimmed": REMEDIES["trimmed"]}
     assert found == {
         "harness": "claude",
