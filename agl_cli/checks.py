@@ -11,21 +11,23 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
 import shutil
 import socket
+import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from agl_cli import diagnostics, machine
+from agl_cli import diagnostics, machine, output, window
 from agl_cli.continuity import REMEDIES
-from agl_runtime.config import Project
+from agl_runtime.config import CONFIG_NAME, Project
 from agl_runtime.controller.reward import check_reward
 from agl_runtime.controller.runners.command import TaskPlace, render, split_command
 from agl_runtime.controller.runners.environment import Installation, user_path
@@ -102,6 +104,17 @@ def python(project: Project) -> str:
     return f"{sys.version.split()[0]} at {sys.executable} on {sys.platform}"
 
 
+def installation(project: Project) -> str:
+    """What agl itself requires is there, by its names: without it the parts do not start."""
+    required = [re.split(r"[^\w.-]", line)[0] for line in metadata.requires("agl") or () if "extra ==" not in line]
+    missing = [name for name in required if not any(metadata.distributions(name=name))]
+    if missing:
+        raise PreconditionError(
+            f"agl needs {', '.join(missing)}, not installed here.", f"Run pip install {' '.join(missing)}."
+        )
+    return f"agl {metadata.version('agl')} with all that it requires"
+
+
 def agent_command(project: Project) -> str:
     """The program is there, and every task has the fields that the command names."""
     words = split_command(project.config.agent.command)
@@ -123,7 +136,36 @@ def agent_command(project: Project) -> str:
     for task in _tasks(project):
         for word in words:
             render(word, TaskPlace(task.data, task.task_id, "task.json"), "agent.command")
+    _require_program_of_script(words)
     return found
+
+
+def _require_program_of_script(words: list[str]) -> None:
+    """Asked of the shell, which knows its own commands. Raises Doubt: a script may find its programs elsewhere."""
+    started = window.program(words)[0]
+    if started == words[0] or not re.fullmatch(r"[\w./+-]+", started):
+        return
+    environment = os.environ | {"PATH": user_path(os.environ, Installation.current())}
+    asked = [words[0], "-c", 'command -v -- "$1"', "sh", started]
+    if subprocess.run(asked, env=environment, capture_output=True, check=False).returncode:
+        raise Doubt(
+            f"agent.command's script starts `{started}`, which was not found.",
+            "Install it, activate its environment, or write its path.",
+        )
+
+
+def context(project: Project) -> str:
+    """The harness's settings fit into the context that is served, where that is known."""
+    model, agent = project.config.model, project.config.agent
+    served = model.context
+    if served is None and model.endpoint is None:
+        settings = _json(trainer_checks.policy_folder(project) / "config.json")
+        served = settings.get("text_config", settings).get("max_position_embeddings")
+    if served is None:
+        return "not known here"
+    if misfit := window.misfit(split_command(agent.command), agent.env, served):
+        raise Doubt(*misfit)
+    return f"{served} tokens"
 
 
 def _tasks(project: Project) -> Iterable[Task]:
@@ -152,15 +194,26 @@ def workspace(project: Project) -> str:
                     f"agent.command names {word}, which git does not track, so no agent's workspace would hold it.",
                     f"Run `git add {word}`.",
                 )
-        forgotten = repository.forgotten() if repository and repository.tracked() else []
+        config = project.config
+        withheld = [config.data.train, config.data.val, config.model.path]
+        copied = _without(project, copied, withheld)
+        listed = repository.forgotten() if repository and repository.tracked() else []
+        read_by_agl = [CONFIG_NAME, (config.reward.function or "").rpartition(":")[0]]
+        forgotten = _without(project, listed, [*withheld, *read_by_agl])
         if forgotten:
             raise Doubt(
-                f"a copy of the {len(copied)} files that git tracks, without {', '.join(forgotten[:SHOWN_FILES])}"
-                f"{' and others' if len(forgotten) > SHOWN_FILES else ''}.",
+                f"a copy of the {output.counted(len(copied), 'file')} that git tracks, without "
+                f"{', '.join(forgotten[:SHOWN_FILES])}{' and others' if len(forgotten) > SHOWN_FILES else ''}.",
                 "Run `git add` for what the agent needs, and list the rest in .gitignore.",
             )
-        return f"a copy of the folder's {len(copied)} files"
+        return f"a copy of the folder's {output.counted(len(copied), 'file')}"
     return {"empty": "empty", "worktree": "a git worktree"}[kind]
+
+
+def _without(project: Project, files: Iterable[str], left_out: Iterable[str | None]) -> list[str]:
+    """The files of the project that are neither those left out nor in such a folder."""
+    paths = [project.path(name) for name in left_out if name]
+    return [name for name in files if not any((project.root / name).is_relative_to(path) for path in paths)]
 
 
 def isolation(project: Project) -> str:
@@ -225,7 +278,7 @@ def packages(project: Project) -> str:
     missing = [name for name in EMBEDDED if importlib.util.find_spec(name) is None]
     if missing:
         raise PreconditionError(f"{', '.join(missing)} are not installed.", 'Run pip install "agl[embedded]".')
-    return ", ".join(f"{name} {version(name)}" for name in EMBEDDED)
+    return ", ".join(f"{name} {metadata.version(name)}" for name in EMBEDDED)
 
 
 def policy(project: Project) -> str:
@@ -341,7 +394,7 @@ def disk(project: Project) -> str:
     return f"{machine.gib(free)} free"
 
 
-AGENT: dict[str, Check] = {"agent": agent_command, "workspace": workspace, "port": port}
+AGENT: dict[str, Check] = {"installation": installation, "agent": agent_command, "workspace": workspace, "port": port}
 SERVING: dict[str, Check] = AGENT | {"packages": packages, "model": policy}
 SCORING: dict[str, Check] = SERVING | {"reward": reward, "validation tasks": validation_tasks}
 EVALUATION: dict[str, Check] = SCORING | {"validation tasks": tasks_to_measure}
@@ -352,6 +405,7 @@ ALL: dict[str, Check] = (
     {"python": python}
     | TRAINING
     | {
+        "context": context,
         "chat template": chat_template,
         "warm starts": warm_starts,
         "disk": disk,

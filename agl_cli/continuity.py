@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from agl_cli import window
 from agl_runtime.calls import CallInfo
 from agl_runtime.config import Project
 from agl_runtime.controller.runners.command import split_command
@@ -34,9 +35,6 @@ REMEDIES: Mapping[str, str] = {
     "other": "Nothing to mend: sub-agents, branches and compactions begin samples of their own.",
     PROMPT_OVER_LIMIT: "Raise train.max_prompt_tokens above what the harness says before the agent's first answer.",
 }
-
-
-_SHELLS = ("sh", "bash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +109,8 @@ def measure(rollouts: Iterable[RolloutSamples], names: Iterable[str] = ()) -> Co
 
 def origin_of(project: Project) -> Origin:
     model, words = project.config.model, split_command(project.config.agent.command)
+    words = window.program(words)
     program = Path(words[0]).name
-    if program in _SHELLS and words[1:2] == ["-c"] and words[2:]:
-        script = words[2].removeprefix("exec ").split()
-        words = words[4:] if script[:1] == ['"$@"'] and words[4:] else script or words
-        program = Path(words[0]).name
     if program.startswith("python"):
         program = next((word for word in words[1:] if not word.startswith("-")), program)
     return Origin(program, model.endpoint or model.path or "no model yet", tuple(project.config.gateway.models))

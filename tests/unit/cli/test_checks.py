@@ -42,13 +42,13 @@ def setting(text: str) -> Callable[[Path], None]:
     return spoil
 
 
-def forget(name: str) -> Callable[[Path], None]:
-    """The project in a git repository that tracks all but this file."""
+def forget(*names: str) -> Callable[[Path], None]:
+    """The project in a git repository that tracks all but these files."""
 
     def spoil(root: Path) -> None:
         subprocess.run(["git", "init", "-q", root], check=True)
         subprocess.run(["git", "-C", root, "add", "."], check=True)
-        subprocess.run(["git", "-C", root, "rm", "-q", "--cached", name], check=True)
+        subprocess.run(["git", "-C", root, "rm", "-q", "--cached", *names], check=True)
 
     return spoil
 
@@ -167,6 +167,48 @@ def test_several_failures_are_all_shown(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "val.jsonl (data.val) holds no task" in result.stderr
     assert "holds no tokenizer" in result.stderr
+
+
+def test_what_agl_alone_reads_is_not_missed_in_workspaces_and_withheld_files_are_not_counted(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "project")
+    forget("agl.yaml", "reward.py", "tasks.jsonl")(root)
+    assert checks.workspace(open_project(root)) == "a copy of the folder's 1 file"
+
+
+def test_a_missing_requirement_of_agl_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    required = ["pydantic<3,>=2", "no-such.thing>=1; sys_platform != 'win32'", 'other>=1; extra == "embedded"']
+    monkeypatch.setattr(checks.metadata, "requires", lambda name: required)
+    result = agl("run", "--project", str(make_project(tmp_path / "project")), "--policy", "model")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "agl needs no-such.thing, not installed here.\n  Run pip install no-such.thing." in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["sh", "-c", "nosuchagent {question}"], ["sh", "-c", 'exec "$@" -c x=1', "sh", "nosuchagent", "exec"]]
+)
+def test_a_script_whose_program_is_missing_is_told(tmp_path: Path, command: list[str]) -> None:
+    project = open_project(make_project(tmp_path / "project"), [f"agent.command={json.dumps(command)}"])
+    (finding,) = checks.examine(project, {"agent": checks.agent_command})
+    assert finding.state == "warning"
+    assert finding.what == "agent.command's script starts `nosuchagent`, which was not found."
+
+
+@pytest.mark.parametrize("script", ["cd sub && x", "A=1 x", '"$0" {question}', "python agent.py"])
+def test_a_script_that_starts_what_the_shell_knows_is_in_order(tmp_path: Path, script: str) -> None:
+    project = open_project(make_project(tmp_path / "project"), [f"agent.command={json.dumps(['sh', '-c', script])}"])
+    assert checks.agent_command(project).endswith("/sh")
+
+
+def test_a_harness_that_asks_for_more_than_the_served_context_is_told(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "project")
+    (root / "model" / "config.json").write_text('{"max_position_embeddings": 1024}', encoding="utf-8")
+    command = 'agent.command=["claude", "-p", "{question}"]'
+    with pytest.raises(checks.Doubt, match="asks for 32000 tokens an answer, but 1024 are served"):
+        checks.context(open_project(root, [command]))
+    assert checks.context(open_project(root, [command, "model.context=65536"])) == "65536 tokens"
+    assert checks.context(open_project(root)) == "1024 tokens"
+    foreign = open_project(root, [command, "model.endpoint=http://127.0.0.1:9/v1"])
+    assert checks.context(foreign) == "not known here"
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
