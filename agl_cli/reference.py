@@ -101,7 +101,8 @@ JSON_KEYS: dict[str, dict[str, str]] = {
     "agl status": {
         "running": "null when nothing runs, else {command, pid, seconds}",
         "parts": "what each part says of itself: [{part, pid, state, waiting_for, detail, updated_at}]",
-        "rollouts": "rollouts by state",
+        "rollouts": "recorded rollouts by state; this and the next three are null unless the gateway runs",
+        "running_calls": "model calls that have no answer yet",
         "trainable_calls": "model calls that can be trained on",
         "untrainable_calls": "the other model calls, by reason",
         "last_step": "the newest step line of metrics.jsonl, or null",

@@ -38,7 +38,7 @@ def doctor(project: ProjectDir = HERE, settings: Settings = None, as_json: AsJso
             *checks.examine(opened, checks.all_for(opened)),
         ]
         look = asyncio.run(status.look(opened))
-        findings += [_calls(look)] if look["running"] else []
+        findings += [_calls(look)] if look["rollouts"] is not None else []
         if (opened.state_dir / STORE_FILE).exists():
             findings.append(_continuity(opened))
     _show(findings, as_json=as_json)

@@ -14,32 +14,38 @@ from agl_cli.runstate import Record, read_record
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Project
 from agl_runtime.errors import GatewayError, PreconditionError
-from agl_runtime.part import admin_key, gateway_url
+from agl_runtime.part import STORE_FILE, admin_key, gateway_url
 
 SILENT_S = 15.0
 
 
 def status(project: ProjectDir = HERE, as_json: AsJson = False) -> None:
     """Show the state of each part, the step, the reward, what is waited for, and calls that cannot be trained on."""
-    value = asyncio.run(look(open_project(project)))
+    opened = open_project(project)
+    value = asyncio.run(look(opened))
     if as_json:
         output.emit_json(value)
     else:
         _show(value)
+        if value["rollouts"] is None and (opened.state_dir / STORE_FILE).exists():
+            output.emit("Recorded rollouts and calls are counted only while the gateway runs; see `agl rollouts ls`.")
 
 
 async def look(project: Project) -> dict[str, Any]:
-    """`running` is null when nothing runs; then `parts` and `counts` are empty."""
+    """`running` is null when nothing runs; then `parts` is empty. Counts are null unless the gateway, which alone reads
+    the store, answers."""
     record = read_record(project.state_dir)
     parts, counts = await _ask(project) if record else ([], {})
     calls = {name.removeprefix("calls."): n for name, n in counts.items() if name.startswith("calls.") and n}
+    rollouts = {name.removeprefix("rollouts."): n for name, n in counts.items() if name.startswith("rollouts.")}
     rows = MetricsTail(project.state_dir).read()
     return {
         "running": _running(record) if record else None,
         "parts": parts,
-        "rollouts": {name.removeprefix("rollouts."): n for name, n in counts.items() if name.startswith("rollouts.")},
-        "trainable_calls": calls.pop("trainable", 0),
-        "untrainable_calls": calls,
+        "rollouts": rollouts if counts else None,
+        "running_calls": calls.pop("running", 0) if counts else None,
+        "trainable_calls": calls.pop("trainable", 0) if counts else None,
+        "untrainable_calls": calls if counts else None,
         "last_step": last_of(rows, "step"),
         "last_validation": last_of(rows, "validation"),
         "summary": read_summary(project.state_dir),

@@ -49,6 +49,17 @@ def test_the_last_run_is_told_when_nothing_runs(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_recorded_is_not_said_to_be_nothing_when_nothing_runs(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "project")
+    (root / ".agl").mkdir()
+    (root / ".agl" / "store.sqlite3").touch()
+    counts = "Recorded rollouts and calls are counted only while the gateway runs; see `agl rollouts ls`."
+    assert status(root).stdout.splitlines() == ["Nothing runs here.", counts]
+    found = json.loads(status(root, "--json").stdout)
+    names = ("rollouts", "running_calls", "trainable_calls", "untrainable_calls")
+    assert [found[name] for name in names] == [None] * 4
+
+
 async def test_a_gateway_that_cannot_be_reached_is_said_to_be(tmp_path: Path) -> None:
     project = open_project(make_project(tmp_path / "project"))
     with RunLock(project.state_dir, "up"):
