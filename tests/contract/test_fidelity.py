@@ -113,7 +113,8 @@ async def test_faults_before_the_first_byte_are_tried_again_and_make_one_call(
     reply = await way.ask(gateway)
     assert way.is_whole(reply)
     (call,) = await gateway.calls()
-    assert (len(model.requests), call.retry_count, call.info.trainable) == (4, 3, True)
+    # A kept connection may be closed as it is used again: what is dropped on one is asked anew, and is no try.
+    assert (len(model.requests), call.retry_count, call.info.trainable) == (4, 2, True)
     assert await failures(gateway) == []
 
 

@@ -41,6 +41,7 @@ class Call:
     retry_key: str
     exchange: Exchange = field(default_factory=Exchange)
     call_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    is_long: bool = False
     is_auxiliary: bool = False
     may_cancel: bool = False
     is_abandoned: bool = False
@@ -84,6 +85,7 @@ class Attempt:
     rollout: Rollout
     attempt_id: str
     is_closed: bool
+    is_resumed: bool = False
     answers: dict[str, str] = field(default_factory=dict)
     answered: dict[str, list[str]] = field(default_factory=dict)
     sampled: dict[str, str] = field(default_factory=dict)
@@ -149,7 +151,7 @@ class Attempts:
             return known
         rollout = await self.store.get_rollout(rollout_id)
         state = await self.store.attempt_state(rollout_id, attempt_id)
-        attempt = Attempt(rollout, attempt_id, state == "sealed")
+        attempt = Attempt(rollout, attempt_id, state == "sealed", is_resumed=state == "called")
         if attempt.is_closed:
             return attempt
         for call in await self.store.calls(rollout_id, attempt_id) if state == "called" else ():

@@ -137,6 +137,19 @@ def _is_count(number: Any) -> bool:
     return type(number) is int and 0 <= number < ID_LIMIT
 
 
+class _Text(list[str]):
+    """A text in the pieces in which it came: to add each to a long text would copy that again and again."""
+
+
+def _told(value: Any) -> Any:
+    """A copy in which every text is whole."""
+    if type(value) is _Text:
+        return "".join(value)
+    if isinstance(value, dict):
+        return {key: _told(item) for key, item in value.items()}
+    return [_told(item) for item in value] if isinstance(value, list) else value
+
+
 class StreamAssembler:
     """Puts the chunks of one stream together as a whole answer; `response()` may be read at any time. Tool calls
     without an id get one, in the chunks too, that is made from `call_id`."""
@@ -191,9 +204,8 @@ def _merge_choice(choice: Json, row: Json) -> None:
     for key, value in row.items():
         if value is None or key == "index":
             continue
-        known = choice.get(key)
-        if key == "logprobs" and isinstance(known, dict) and isinstance(value, dict):
-            _extend(known, value)
+        if key == "logprobs" and isinstance(value, dict):
+            _extend(choice, value)
         elif key in _GROWING:
             _grow(choice, key, value)
         elif key != "delta":
@@ -206,24 +218,31 @@ def _merge_choice(choice: Json, row: Json) -> None:
                 _grow(message, name, part)
 
 
-def _extend(known: Json, logprobs: Json) -> None:
-    """What `_grow` does, for lists whose items have no `index`."""
+def _extend(choice: Json, logprobs: Json) -> None:
+    """Add what is told of tokens: lists of items, one for each token, which are kept as they are."""
+    known = choice.get("logprobs")
+    if not isinstance(known, dict):
+        known = choice["logprobs"] = {}
     for name, part in logprobs.items():
         items = known.get(name)
-        if isinstance(items, list) and isinstance(part, list):
+        if not isinstance(part, list):
+            _grow(known, name, part)
+        elif isinstance(items, list) and type(items) is not _Text:
             items += part
         else:
-            _grow(known, name, part)
+            known[name] = part.copy()
 
 
 def _grow(into: Json, key: str, value: Any) -> None:
     """Add one piece: texts grow, lists grow (items with an `index` each by themselves), anything else is replaced."""
     known = into.get(key)
     if isinstance(value, str):
-        if key not in _SAID_WHOLE:
-            into[key] = known + value if isinstance(known, str) else value
-        elif value:
-            into[key] = value
+        if key in _SAID_WHOLE:
+            into[key] = value or known
+        elif type(known) is _Text:
+            known.append(value)
+        else:
+            into[key] = _Text([value])
     elif isinstance(value, list):
         if not isinstance(known, list):
             known = into[key] = []
@@ -255,11 +274,16 @@ def _add_item(items: list[Any], item: Any) -> None:
 
 
 def _finished(choice: Json) -> Json:
-    """The choice without what only a stream needs: the indexes of its tool calls."""
-    message = choice.get("message", {})
-    if not isinstance(message.get("tool_calls"), list):
-        return choice
-    calls = [
-        {k: v for k, v in call.items() if k != "index"} for call in message["tool_calls"] if isinstance(call, dict)
-    ]
-    return {**choice, "message": {**message, "tool_calls": calls}}
+    """The choice as one that was not streamed has it: every text whole, tool calls without their indexes."""
+    told = {key: value if key in ("token_ids", "logprobs") else _told(value) for key, value in choice.items()}
+    if isinstance(told.get("logprobs"), dict):
+        parts = told["logprobs"].items()
+        told["logprobs"] = {name: _told(part) if type(part) is not list else part for name, part in parts}
+    calls = told.get("message", {}).get("tool_calls")
+    if isinstance(calls, list):
+        told["message"]["tool_calls"] = [_without_index(call) for call in calls if isinstance(call, dict)]
+    return told
+
+
+def _without_index(call: Json) -> Json:
+    return {key: value for key, value in call.items() if key != "index"}

@@ -61,9 +61,11 @@ class Recorder:
             parent_id=call.attempt.answers.get(call.request.continues or "")
             or parent_of(messages if isinstance(messages, list) else [], call.attempt.answered),
             retry_key=call.retry_key,
+            is_long=call.is_long,
         )
         with Refusing(call.attempt.attempt_id):
             await self.store.begin_call(intent)
+        call.attempt.is_resumed = False
 
     async def answer(self, call: Call, answer: Answer, response: Json) -> None:
         """Durable before the last byte leaves. Raises CallRefused when the attempt was sealed meanwhile."""

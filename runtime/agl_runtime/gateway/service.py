@@ -43,6 +43,7 @@ from agl_runtime.store.base import Store
 
 logger = logging.getLogger(__name__)
 RETRY_MARK = "x-stainless-retry-count"
+LONG_BYTES = 2**16  # of a request that takes the store more time than the event loop can be kept from others
 
 
 @dataclass
@@ -70,6 +71,8 @@ class CallService:
         prepared = prepare(request, mode, self.config)
         with Refusing(attempt_id):
             attempt = await self.attempts.get(rollout_id, attempt_id)
+        if attempt.is_closed:
+            raise sealed(attempt_id)
         is_retry = headers.get(RETRY_MARK, "0") not in ("", "0")
         digest = hashlib.blake2b(dialect.path.encode() + b"\0" + raw, digest_size=16).hexdigest()
         key = attempt.retry_key(digest, is_retry=is_retry)
@@ -77,7 +80,7 @@ class CallService:
             return again
         if attempt.is_closed:
             raise sealed(attempt_id)
-        call = Call(attempt, mode, dialect, request, prepared, key)
+        call = Call(attempt, mode, dialect, request, prepared, key, is_long=len(raw) > LONG_BYTES or attempt.is_resumed)
         call.task = asyncio.create_task(self._run(call))
         attempt.running.add(call)
         return ExchangeResponse(call.exchange, self._reading(attempt, call.exchange, call))

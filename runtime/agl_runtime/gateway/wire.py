@@ -10,6 +10,7 @@ import asyncio
 import functools
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import quote, urlsplit
@@ -18,6 +19,7 @@ import httptools
 
 CONNECT_TIMEOUT_S = 10.0
 KEPT_S = 60.0
+HEAD_BYTES = 2**20
 ANSWER_BYTES = 512 * 2**20  # as JSON: a million tokens with all that is told of each
 Address = tuple[str, int, bool]  # host, port, and whether it is reached by TLS
 
@@ -30,6 +32,10 @@ class Unreachable(WireFailed):
     """The request was never taken."""
 
 
+class Dropped(WireFailed):
+    """The connection ended before a byte of the answer."""
+
+
 class Silent(WireFailed):
     """Nothing came for as long as the server was waited for."""
 
@@ -39,14 +45,15 @@ def _parts(url: str) -> tuple[Address, str]:
     """Where a URL leads, and the first lines of a request to it. Raises Unreachable."""
     try:
         parts = urlsplit(url)
-        host, port, is_tls = parts.hostname, parts.port, parts.scheme == "https"
+        host, port, is_tls = parts.hostname or "", parts.port, parts.scheme == "https"
+        name = host.encode("idna").decode() if not host.isascii() else f"[{host}]" if ":" in host else host
     except ValueError as error:
         raise Unreachable(f"has an address that cannot be read ({error})") from error
     if not host or parts.scheme not in ("http", "https"):
         raise Unreachable("has an address without http:// or https:// and a host")
     target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~") + (f"?{parts.query}" if parts.query else "")
-    name = parts.netloc.rpartition("@")[2].encode("idna").decode()
-    head = f"POST {target} HTTP/1.1\r\nHost: {name}\r\nContent-Type: application/json\r\nAccept-Encoding: identity\r\n"
+    place = name if port is None else f"{name}:{port}"
+    head = f"POST {target} HTTP/1.1\r\nHost: {place}\r\nContent-Type: application/json\r\nAccept-Encoding: identity\r\n"
     return (host, port or (443 if is_tls else 80), is_tls), head
 
 
@@ -65,6 +72,7 @@ class Response:
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
         self._size_bytes = 0
+        self._head_bytes = 0
         self._has_head = self._is_whole = self._is_reusable = False
         self._failure: WireFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -104,6 +112,8 @@ class Response:
 
     def feed(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
+        if not self._has_head:
+            self._count_head(len(data))
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -114,7 +124,8 @@ class Response:
         is_framed = "content-length" in self.headers or "transfer-encoding" in self.headers
         if self._has_head and not is_framed and error is None:
             self._is_whole = True
-        self.fail(WireFailed(f"broke off ({error or 'the connection was closed'})"))
+        kind = WireFailed if self._head_bytes else Dropped
+        self.fail(kind(f"broke off ({error or 'the connection was closed'})"))
 
     def fail(self, failure: WireFailed) -> None:
         if not self._is_whole and self._failure is None:
@@ -126,7 +137,10 @@ class Response:
             self._connection.end()  # an answer to nothing
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if self._has_head:
+            self._count_head(len(name) + len(value))  # a trailer
+        else:
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         if not self._is_whole:
@@ -138,12 +152,20 @@ class Response:
             self._pieces.append(piece)
             self._size_bytes += len(piece)
             if self._size_bytes > ANSWER_BYTES:
-                self.fail(WireFailed(f"does not end its answer: it told {self._size_bytes} bytes"))
-                self._connection.end()
+                self._break_off(f"does not end its answer: it told {self._size_bytes} bytes")
 
     def on_message_complete(self) -> None:
         self._is_whole = self._has_head and self._failure is None
         self._is_reusable = self._is_whole and self._parser.should_keep_alive()
+
+    def _count_head(self, size_bytes: int) -> None:
+        self._head_bytes += size_bytes
+        if self._head_bytes > HEAD_BYTES:
+            self._break_off(f"does not end its answer's head: it told {self._head_bytes} bytes")
+
+    def _break_off(self, what: str) -> None:
+        self.fail(WireFailed(what))
+        self._connection.end()
 
     async def _more(self) -> None:
         if self._failure is not None:
@@ -191,6 +213,8 @@ class _Connection(asyncio.Protocol):
         if reusable and not self.transport.is_closing():
             self.idle_since = asyncio.get_running_loop().time()
             self.idle.append(self)
+            while self.idle and self.idle_since - self.idle[0].idle_since > KEPT_S:
+                self.idle[0].end()
         else:
             self.end()
 
@@ -214,33 +238,45 @@ class Wire:
             if not key.isprintable():
                 raise WireFailed("has a key that no header can hold")
             head += f"Authorization: Bearer {key}\r\n"
-        connection = await self._connect(address)
-        response = connection.response = Response(connection, self.idle_timeout_s)
-        try:
-            connection.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            await response.head()
-        except BaseException:
-            response.close()
-            raise
-        return response
+        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        if kept := self._kept(address):
+            with suppress(Dropped):  # the server closed it, as it may, just when it was used again
+                return await self._ask(kept, request)
+        return await self._ask(await self._connect(address), request)
 
     def close(self) -> None:
         for connections in self._idle.values():
             for connection in list(connections):
                 connection.end()
 
-    async def _connect(self, address: Address) -> _Connection:
-        loop = asyncio.get_running_loop()
+    async def _ask(self, connection: _Connection, request: bytes) -> Response:
+        response = connection.response = Response(connection, self.idle_timeout_s)
+        try:
+            connection.transport.write(request)
+            await response.head()
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    def _kept(self, address: Address) -> _Connection | None:
         idle = self._idle.setdefault(address, [])
         while idle:
             connection = idle.pop()
-            if loop.time() - connection.idle_since < KEPT_S:
+            is_fresh = asyncio.get_running_loop().time() - connection.idle_since < KEPT_S
+            if is_fresh and not connection.transport.is_closing():
                 return connection
             connection.end()
+        return None
+
+    async def _connect(self, address: Address) -> _Connection:
         host, port, is_tls = address
+        idle, tls = self._idle.setdefault(address, []), _tls() if is_tls else None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                tls = _tls() if is_tls else None
-                return (await loop.create_connection(lambda: _Connection(idle), host, port, ssl=tls))[1]
-        except (OSError, TimeoutError) as error:
+                create = asyncio.get_running_loop().create_connection
+                return (await create(lambda: _Connection(idle), host, port, ssl=tls))[1]
+        except ssl.SSLError as error:
+            raise WireFailed(f"gave no TLS connection ({error.reason})") from error
+        except (OSError, TimeoutError, UnicodeError) as error:
             raise Unreachable("could not be reached") from error

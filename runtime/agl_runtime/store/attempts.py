@@ -11,7 +11,7 @@ from agl_runtime.errors import ConflictError
 from agl_runtime.schemas import DEFAULT_ATTEMPT_ID, TERMINAL_STATES, Event, Rollout
 from agl_runtime.store import blobs, rollouts
 from agl_runtime.store.base import AttemptState
-from agl_runtime.store.tables import Tables, read, read_briefly, write
+from agl_runtime.store.tables import Tables, read, read_at_once, write
 
 _CLAIMABLE = """
     (state = 'queuing' OR state = 'running' AND (holder = :controller OR lease_until <= :now))
@@ -65,7 +65,7 @@ class Attempts(Tables):
         db.execute("UPDATE attempts SET sealed = 1 WHERE n = ?", (number,))
         self._opened.forget(number)
 
-    @read_briefly
+    @read_at_once
     def attempt_state(self, db: sqlite3.Connection, rollout_id: str, attempt_id: str) -> AttemptState:
         found = _find(db, rollout_id, attempt_id)
         if _is_sealed(found):

@@ -28,7 +28,8 @@ AttemptState = Literal["uncalled", "called", "sealed"]
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A call about to be sent on. `request` is the dialect's body as the harness sent it (JSON object)."""
+    """A call about to be sent on. `request` is the dialect's body as the harness sent it (JSON object). `is_long` says
+    that it takes time to write: it is large, or the first since a restart of an attempt that has calls."""
 
     call_id: str
     rollout_id: str
@@ -39,6 +40,7 @@ class Intent:
     kind: str = "main"
     parent_id: str | None = None
     retry_key: str | None = None
+    is_long: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,12 +83,14 @@ class OpenAttempts:
         self._budget_bytes = budget_bytes
         self._size_bytes = 0
         self._attempts: OrderedDict[int, OpenAttempt] = OrderedDict()
+        self._touched: set[int] = set()
 
     def get(self, db: sqlite3.Connection, attempt: int) -> OpenAttempt:
         if attempt not in self._attempts:
             self._attempts[attempt] = _load(db, attempt)
             self._grow(self._attempts[attempt].size_bytes)
         self._attempts.move_to_end(attempt)
+        self._touched.add(attempt)
         return self._attempts[attempt]
 
     def commit(self, attempt: int, call_id: str, ids: Ids, continued: Collection[str]) -> None:
@@ -102,9 +104,15 @@ class OpenAttempts:
         if known := self._attempts.pop(attempt, None):
             self._size_bytes -= known.size_bytes
 
-    def clear(self) -> None:
-        self._attempts.clear()
-        self._size_bytes = 0
+    def keep(self) -> None:
+        """What was changed so far is committed."""
+        self._touched.clear()
+
+    def undo(self) -> None:
+        """What was changed since `keep` is to be read from the database again."""
+        for attempt in self._touched:
+            self.forget(attempt)
+        self._touched.clear()
 
     def _grow(self, size_bytes: int) -> None:
         self._size_bytes += size_bytes

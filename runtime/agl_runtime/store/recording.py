@@ -10,7 +10,9 @@ from agl_runtime.calls import Delta, make_delta
 from agl_runtime.errors import ConflictError, NotFoundError
 from agl_runtime.store import attempts, blobs, codec
 from agl_runtime.store.base import Commit, Intent
-from agl_runtime.store.tables import Tables, write_briefly
+from agl_runtime.store.tables import Tables, write_at_once
+
+MOST_IDS_AT_ONCE = 2**16
 
 _BEGIN = """
     INSERT INTO calls (call_id, attempt, seq, created_at, dialect, model, kind, parent_id, retry_key)
@@ -28,7 +30,7 @@ _RETRIED = f"UPDATE calls SET retried = 1 WHERE {_SAME_KEY} AND n < (SELECT MAX(
 
 
 class Recording(Tables):
-    @write_briefly
+    @write_at_once(lambda intent: not intent.is_long)
     def begin_call(self, db: sqlite3.Connection, intent: Intent) -> None:
         """Raises NotFoundError, ConflictError for a sealed attempt or a known id, StoreError for no plain JSON."""
         rollout, attempt = attempts.find_open(db, intent.rollout_id, intent.attempt_id)
@@ -43,7 +45,7 @@ class Recording(Tables):
         blobs.keep(db, rollout, request.blobs)
         known.begin(intent.call_id, request.outline, intent.retry_key)
 
-    @write_briefly
+    @write_at_once(lambda commit: commit.prompt_ids.size + commit.sampled_ids.size <= MOST_IDS_AT_ONCE)
     def commit_call(self, db: sqlite3.Connection, commit: Commit) -> None:
         """Raises NotFoundError for an unknown call, ConflictError for a sealed attempt or a second commit."""
         call = _begun(db, commit.call_id)
@@ -59,7 +61,7 @@ class Recording(Tables):
         whole = np.concatenate([prompt, commit.sampled_ids], dtype=np.int32)
         self._opened.commit(call["attempt"], commit.call_id, whole, continued)
 
-    @write_briefly
+    @write_at_once(lambda _: True)
     def mark_delivered(self, db: sqlite3.Connection, call_id: str) -> None:
         db.execute("UPDATE calls SET delivered = 1 WHERE call_id = ? AND commit_seq IS NOT NULL", (call_id,))
 

@@ -23,7 +23,7 @@ from agl_runtime.schemas import (
     TerminalPage,
 )
 from agl_runtime.store import blobs
-from agl_runtime.store.tables import Tables, read, read_briefly, write
+from agl_runtime.store.tables import Tables, read, read_at_once, write
 
 PRUNED_PER_COMMIT = 20
 
@@ -36,7 +36,7 @@ class Rollouts(Tables):
             _insert(db, rollout_id, item, self._clock())
         return [get(db, rollout_id) for rollout_id, _ in named]
 
-    @read_briefly
+    @read_at_once
     def get_rollout(self, db: sqlite3.Connection, rollout_id: str) -> Rollout:
         return get(db, rollout_id)
 

@@ -54,7 +54,8 @@ class SqliteStore(Rollouts, Attempts, Recording, Reading):
             lock.close()
             raise
         self._lock = lock
-        self._writer = Worker(writer, self._path, "BEGIN IMMEDIATE", WRITES_PER_COMMIT, self._opened.clear)
+        known = self._opened
+        self._writer = Worker(writer, self._path, "BEGIN IMMEDIATE", WRITES_PER_COMMIT, known.keep, known.undo)
         self._reader = Worker(reader, self._path, "BEGIN", 1)
 
     async def close(self) -> None:

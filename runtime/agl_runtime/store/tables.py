@@ -40,38 +40,39 @@ class Tables:
         return worker
 
 
-def write(
-    method: Callable[Concatenate[S, sqlite3.Connection, P], T],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    return _awaited(method, lambda self: self._writer, is_short=False)
+Method = Callable[Concatenate[S, sqlite3.Connection, P], T]
+Awaited = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
 
 
-def write_briefly(
-    method: Callable[Concatenate[S, sqlite3.Connection, P], T],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """A `write` that takes less time than handing it to a thread would: it may be done in the event loop."""
-    return _awaited(method, lambda self: self._writer, is_short=True)
+def write(method: Method[S, P, T]) -> Awaited[S, P, T]:
+    return _awaited(method, lambda self: self._writer, lambda *_, **__: False)
 
 
-def read(
-    method: Callable[Concatenate[S, sqlite3.Connection, P], T],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    return _awaited(method, lambda self: self._reader, is_short=False)
+def write_at_once(is_short: Callable[..., bool]) -> Callable[[Method[S, P, T]], Awaited[S, P, T]]:
+    """A `write` which with arguments that are `is_short` takes less time than handing it to a thread would: then it may
+    be done in the event loop."""
+
+    def decorate(method: Method[S, P, T]) -> Awaited[S, P, T]:
+        return _awaited(method, lambda self: self._writer, is_short)
+
+    return decorate
 
 
-def read_briefly(
-    method: Callable[Concatenate[S, sqlite3.Connection, P], T],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """As `write_briefly`."""
-    return _awaited(method, lambda self: self._reader, is_short=True)
+def read(method: Method[S, P, T]) -> Awaited[S, P, T]:
+    return _awaited(method, lambda self: self._reader, lambda *_, **__: False)
+
+
+def read_at_once(method: Method[S, P, T]) -> Awaited[S, P, T]:
+    """A `read` that takes so little time that it may be done in the event loop."""
+    return _awaited(method, lambda self: self._reader, lambda *_, **__: True)
 
 
 def _awaited(
-    method: Callable[Concatenate[S, sqlite3.Connection, P], T], worker: Callable[[S], Worker | None], *, is_short: bool
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    method: Method[S, P, T], worker: Callable[[S], Worker | None], is_short: Callable[..., bool]
+) -> Awaited[S, P, T]:
     @functools.wraps(method)
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         running = self._running(worker(self))
-        return await running.run(lambda db: method(self, db, *args, **kwargs), is_short=is_short)
+        return await running.run(lambda db: method(self, db, *args, **kwargs), is_short=is_short(*args, **kwargs))
 
     return run

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from agl_runtime.store import database
 
 T = TypeVar("T")
-ROWS_PER_COPY = 10_000  # changed since the log was copied; some 60 MB of it
+ROWS_PER_COPY = 4_000  # changed since the log was copied; some 24 MB of it, and more where prompts are long
 
 
 @dataclass(slots=True)
@@ -37,18 +37,26 @@ class _Job:
 
 
 class Worker:
-    """`begin` opens a transaction for up to `group` jobs; `on_undo` is called after one was given up.
+    """`begin` opens a transaction for up to `group` jobs; `on_commit` is called after one that was committed, `on_undo`
+    after one that was not.
 
     Owns `db`, the file `path`. All its callers run in one loop.
     """
 
     def __init__(
-        self, db: sqlite3.Connection, path: Path, begin: str, group: int, on_undo: Callable[[], None] = lambda: None
+        self,
+        db: sqlite3.Connection,
+        path: Path,
+        begin: str,
+        group: int,
+        on_commit: Callable[[], None] = lambda: None,
+        on_undo: Callable[[], None] = lambda: None,
     ) -> None:
         self._db = db
         self._path = path
         self._begin = begin
         self._group = group
+        self._on_commit = on_commit
         self._on_undo = on_undo
         self._waiting: list[_Job] = []
         self._is_busy = False
@@ -135,6 +143,7 @@ class Worker:
         except Exception as error:  # whatever it is, it belongs to a caller who waits
             self._undo()
             return error
+        self._on_commit()
         return None
 
     def _do(self, job: _Job) -> None:

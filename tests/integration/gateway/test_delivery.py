@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ import orjson
 import pytest
 
 from agl_runtime.errors import StoreError
+from agl_runtime.gateway.service import LONG_BYTES
+from agl_runtime.store import codec
 from agl_runtime.store.base import StoredCall
 from fakes.model_server import Answer, FakeModelServer, tool_call
 from fakes.running_gateway import RunningGateway
@@ -94,6 +97,16 @@ async def test_a_marked_retry_is_answered_from_the_record(gateway: RunningGatewa
         assert len(model.requests) == number
         if not stream:
             assert again.json() == first.json()
+
+
+async def test_a_marked_retry_after_the_attempts_end_is_refused(
+    gateway: RunningGateway, model: FakeModelServer
+) -> None:
+    assert (await gateway.http.post(url(gateway), json=BODY)).status_code == 200
+    await gateway.store.seal("r1", "0")
+    await gateway.gateway.attempts.close("r1")
+    again = await gateway.http.post(url(gateway), json=BODY, headers=RETRY)
+    assert (again.status_code, len(model.requests)) == (409, 1)
 
 
 async def test_a_marked_retry_joins_the_call_that_still_runs(gateway: RunningGateway, model: FakeModelServer) -> None:
@@ -241,6 +254,20 @@ async def test_a_retry_that_cannot_be_looked_up_is_refused_with_the_stores_reaso
     monkeypatch.setattr(gateway.store, "find_retry", full)
     response = await gateway.http.post(url(gateway), json=BODY, headers=RETRY)
     assert (response.status_code, response.json()["error"]["message"]) == (503, "The disk is full. Free some space.")
+
+
+async def test_what_takes_time_to_write_is_written_beside_the_event_loop(
+    gateway: RunningGateway, model: FakeModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[bool] = []
+    encode, here = codec.encode, threading.get_ident()
+    monkeypatch.setattr(codec, "encode", lambda *args: writers.append(threading.get_ident() == here) or encode(*args))
+    await gateway.http.post(url(gateway), json=BODY)
+    await gateway.http.post(url(gateway), json={**BODY, "unknown": [None] * LONG_BYTES})
+    await gateway.gateway.attempts.close("r1")  # forgets the attempt, as a restart does
+    await gateway.http.post(url(gateway), json=BODY)
+    await gateway.http.post(url(gateway), json=BODY)
+    assert writers == [True, False, False, True]
 
 
 async def test_a_client_that_leaves_before_a_quick_answer_did_not_get_it(

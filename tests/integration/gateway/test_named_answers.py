@@ -118,3 +118,15 @@ async def test_thinking_names_the_message_that_it_is_of(gateway: RunningGateway,
         said = {"role": "assistant", "content": [block.model_dump() for block in first.content]}
         await client.messages.create(messages=[*talk, said, *talk], **asked)
     assert await parents(gateway) == [None, None, 0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_of_another_api_is_no_previous_response(
+    gateway: RunningGateway, model: FakeModelServer, client: openai.AsyncOpenAI, stream: bool
+) -> None:
+    async with anthropic.AsyncAnthropic(api_key=gateway.key(), base_url=gateway.base(api="anthropic")) as other:
+        answer = await other.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "x"}])
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.responses.create(model="m", input="x", previous_response_id=answer.id, stream=stream)
+    assert refused.value.code == "previous_response_not_found"
+    assert len(model.requests) == 1

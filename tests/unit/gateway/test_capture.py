@@ -26,6 +26,23 @@ def assembled(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     return assembler.response()
 
 
+class Uncopied(str):
+    """A text that must not be added to another: adding each piece to a long text would cost its square."""
+
+    def __add__(self, _: str) -> str:
+        raise AssertionError("a piece was added to a text")
+
+    __radd__ = __add__
+
+
+def test_pieces_of_a_text_are_joined_once() -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": Uncopied("a")}}
+    delta = {"content": Uncopied("x"), "reasoning_content": Uncopied("y"), "tool_calls": [call]}
+    told = assembled([{"choices": [{"index": 0, "delta": delta, "text": Uncopied("z")}]}] * 3)["choices"][0]
+    assert (told["text"], told["message"]["content"], told["message"]["reasoning_content"]) == ("zzz", "xxx", "yyy")
+    assert told["message"]["tool_calls"] == [{"id": "c", "function": {"name": "fff", "arguments": "aaa"}}]
+
+
 @pytest.mark.parametrize(
     "answer",
     [

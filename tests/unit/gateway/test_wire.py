@@ -166,6 +166,34 @@ async def test_no_whole_answer_is_a_failure_with_its_reason(
     assert not isinstance(failed.value, Silent | Unreachable)
 
 
+async def test_a_kept_connection_that_is_closed_as_it_is_used_costs_nothing(wire: Wire, peer: Peer) -> None:
+    peer.answers = [[WHOLE], [None], [WHOLE]]
+    assert [await ask(wire, peer.url), await ask(wire, peer.url)] == [b"hi", b"hi"]
+    assert [len(asked) for asked in peer.requests] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [b"X: y\r\n", b"y" * 64, b"HTTP/1.1 100 Continue\r\n\r\n"],
+    ids=["headers", "a value", "heads that only inform"],
+)
+async def test_a_head_without_end_is_broken_off(wire: Wire, peer: Peer, endless: bytes) -> None:
+    start = b"" if endless.startswith(b"HTTP") else b"HTTP/1.1 200 OK\r\nX: "
+    peer.answers = [[start, *[endless * 1000] * 200]]
+    with pytest.raises(WireFailed, match=r"^does not end its answer's head: it told \d+ bytes$"):
+        await ask(wire, peer.url)
+    await asyncio.wait_for(peer.left.wait(), 30)
+
+
+async def test_connections_that_were_long_idle_are_closed_when_another_is_given_back(
+    wire: Wire, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agl_runtime.gateway.wire.KEPT_S", -1.0)
+    peer.answers = [[WHOLE], [WHOLE]]
+    await asyncio.gather(ask(wire, peer.url), ask(wire, peer.url))
+    assert not any(wire._idle.values())
+
+
 @pytest.mark.parametrize("beginning", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhi"])
 async def test_a_server_that_says_nothing_is_not_waited_for_for_ever(peer: Peer, beginning: bytes) -> None:
     peer.answers = [[beginning]]
@@ -178,6 +206,8 @@ async def test_a_server_that_says_nothing_is_not_waited_for_for_ever(peer: Peer,
     ("url", "what"),
     [
         ("http://127.0.0.1:1/v1", "could not be reached"),
+        ("http://a..b/v1", "could not be reached"),
+        (f"http://{'n' * 60}:8000/v1", "could not be reached"),
         ("http://no-such-host.invalid/v1", "could not be reached"),
         ("127.0.0.1:80/v1", "has an address without http:// or https:// and a host"),
         ("http://[::1/v1", "has an address that cannot be read (Invalid IPv6 URL)"),

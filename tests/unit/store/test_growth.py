@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agl_runtime.calls import Ids, common_prefix, unpack
-from agl_runtime.errors import StoreError
+from agl_runtime.errors import ConflictError, StoreError
 from agl_runtime.schemas import RolloutCreate
 from agl_runtime.store import codec, database, open_attempts
 from agl_runtime.store.open_attempts import MOST_ENDS, MOST_OUTLINES, OpenAttempt, OpenAttempts
@@ -242,3 +242,27 @@ async def test_concurrent_tasks_each_record_their_own_attempt(tmp_path: Path) ->
         assert np.concatenate([item.prompt.tail for item in packed]).size == 2004
         assert incomplete == []
     await store.close()
+
+
+async def test_what_a_failed_transaction_did_not_touch_stays_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "s.sqlite3")
+    await store.add_rollouts([RolloutCreate(rollout_id=name, input={}) for name in "rs"])
+    for name in "rs":
+        await record(store, name, range(5), (1,), rollout_id=name)
+    loaded: list[int] = []
+    load = open_attempts._load
+    monkeypatch.setattr(open_attempts, "_load", lambda db, attempt: loaded.append(attempt) or load(db, attempt))
+    with pytest.raises(ConflictError):
+        await store.begin_call(intent("r", rollout_id="r"))  # known already
+    other = sqlite3.connect(tmp_path / "s.sqlite3", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    waiting = asyncio.ensure_future(store.mark_delivered("r"))
+    await asyncio.sleep(0.01)
+    other.close()
+    await waiting
+    for name in "rs":
+        await record(store, f"{name}2", range(5), (1,), rollout_id=name)
+    await store.close()
+    assert loaded == [1], "by the job that failed, done again apart"

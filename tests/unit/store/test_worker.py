@@ -25,7 +25,7 @@ class Bench:
         self.commits = 0
         self.undone = 0
         self.db.set_trace_callback(self._count)
-        self.worker = Worker(self.db, path, "BEGIN IMMEDIATE", 100, self._undo)
+        self.worker = Worker(self.db, path, "BEGIN IMMEDIATE", 100, on_undo=self._undo)
 
     def _count(self, statement: str) -> None:
         self.commits += statement == "COMMIT"

@@ -42,7 +42,11 @@ def named(body: Json) -> set[str]:
 def completed(body: Json, recorded: Mapping[str, Recorded]) -> Json:
     """The body with its whole input: what the previous response went on from, what that said, and each item that is
     only named. Raises CallRefused as the API does for what was never said in this attempt, or not to be stored."""
-    kept = {name: call for name, call in recorded.items() if call[0].get("store") is not False}
+    kept = {
+        name: (request, response)
+        for name, (request, response) in recorded.items()
+        if request.get("store") is not False and "output" in response  # else it is an answer of another API
+    }
     items = [_item(item.get("id"), kept) if _is_reference(item) else item for item in items_of(body)]
     if previous := body.get("previous_response_id"):
         if previous not in kept:
