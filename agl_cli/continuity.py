@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from agl_cli import window
+from agl_cli.history import REWRITTEN
 from agl_runtime.calls import CallInfo
 from agl_runtime.config import Project
 from agl_runtime.controller.runners.command import split_command
 from agl_runtime.samples.build import PROMPT_OVER_LIMIT
 from agl_runtime.samples.types import RolloutSamples
 
-# By the cause of a split (see `agl_runtime.samples.diagnose`), or of a dropped sample.
+# By the cause of a split (see `agl_runtime.samples.diagnose` and `history`), or of a dropped sample.
 REMEDIES: Mapping[str, str] = {
-    "template": "Use a chat template that leaves earlier turns as they were (many drop their reasoning), and settings "
-    "of the harness that keep its instructions and tools the same in mid-run (docs/agents.md).",
+    "template": "Use a chat template that leaves earlier turns as they were: many drop their reasoning, which some "
+    "harnesses do not send back either (docs/agents.md).",
+    REWRITTEN: "The agent changed what it had sent, or the model's answer: have it send answers back as they were and "
+    "keep its instructions (a clock in them, say) and tools the same in mid-run (docs/agents.md).",
     "trimmed": "Use a chat template that does not trim what the assistant said, or a harness that sends it back whole.",
     "retokenized": "Nothing is lost but compute: the policy spelled a text in unusual tokens. A lower "
     "train.temperature makes that rarer.",

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agl_cli import continuity
 from agl_cli.continuity import NOBODY, Continuity, Origin, main_names, measure, origin_of
+from agl_cli.history import Message, asked, conversation, judged, text_of
 from agl_runtime.calls import Call, CallInfo, RolloutCalls
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Project
@@ -28,7 +28,6 @@ from agl_runtime.trainer.state import newest_checkpoint
 FETCHES = 8
 MODEL_REQUEST, REWARD, AGENT_EXIT = "model_request", "reward", "agent_exit"
 SHOWN_CHARS = 2000
-Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Recorded:
     @property
     def requests(self) -> dict[str, Mapping[str, Any]]:
         """Request, response and the like of each committed call, by its id, in order of answer."""
-        return {event.data["call_id"]: event.data for event in self.events if event.event_type == MODEL_REQUEST}
+        return _requests(self.events)
 
     def last(self, event_type: str) -> dict[str, Any]:
         """The data of the newest event of a type; empty without one."""
@@ -77,13 +76,17 @@ class Recorded:
         return ends or _ends(answered) or list(main or requests)[-1:]
 
 
+def _requests(events: Iterable[Event]) -> dict[str, Mapping[str, Any]]:
+    return {event.data["call_id"]: event.data for event in events if event.event_type == MODEL_REQUEST}
+
+
 def _ends(requests: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Of answered calls in order, those whose messages no later one begins with."""
     ends: dict[str, list[Message]] = {}
     for call_id in reversed(list(requests)):
-        asked = conversation(requests[call_id])["messages"][:-1]
-        if not any(len(later) > len(asked) and later[: len(asked)] == asked for later in ends.values()):
-            ends[call_id] = asked
+        messages = asked(requests[call_id])["messages"]
+        if not any(len(later) > len(messages) and later[: len(messages)] == messages for later in ends.values()):
+            ends[call_id] = messages
     return list(ends)[::-1]
 
 
@@ -104,7 +107,9 @@ async def fetch(client: GatewayClient, rollout_id: str, project: Project) -> Rec
 def diagnosed(item: Recorded, project: Project) -> Recorded:
     """With the cause of each break between samples, where there is one and the policy's tokenizer is at hand."""
     decode = _decoder(project) if item.samples.report.splits else None
-    return replace(item, samples=build_samples(item.calls, _limits(project), decode)) if decode else item
+    if decode is None:
+        return item
+    return replace(item, samples=judged(build_samples(item.calls, _limits(project), decode), item.requests))
 
 
 def _limits(project: Project) -> Limits:
@@ -134,7 +139,10 @@ async def recent(client: GatewayClient, project: Project, most: int) -> Continui
     built, names = [], set[str]()
     for rollout in ended:
         calls = await client.calls(rollout.rollout_id)
-        built.append(build_samples(calls, limits, decode))
+        samples = build_samples(calls, limits, decode)
+        if "template" in samples.report.splits:
+            samples = judged(samples, _requests(await client.events(rollout.rollout_id, event_type=MODEL_REQUEST)))
+        built.append(samples)
         names |= main_names((call.info for call in calls.calls), origin_of(project))
     return measure(built, names)
 
@@ -185,6 +193,7 @@ def as_json(item: Recorded) -> dict[str, Any]:
                 "calls": list(sample.call_ids),
                 "split": sample.split,
                 "truncated": sample.truncated,
+                "broke": asdict(sample.broke) if sample.broke else None,
             }
             for sample in item.samples.samples
         ],
@@ -218,18 +227,6 @@ def _error(request: Mapping[str, Any]) -> str | None:
     return lines[0] if lines else None
 
 
-def conversation(request: Mapping[str, Any]) -> dict[str, Any]:
-    """A call with its answer as a chat body, whatever the harness spoke: its `messages`, in the roles under which the
-    model got them, and `tools` where there were some."""
-    from agl_runtime.gateway.dialects import all_dialects  # with it comes the web framework, which is slow to load
-    from agl_runtime.gateway.prepare import with_known_role
-
-    (dialect,) = (each for each in all_dialects().values() if each.name == request["dialect"])
-    chat = dialect.conversation(request["request"], request["response"])
-    messages = [with_known_role(message) for message in chat["messages"]]
-    return {"messages": messages} | ({"tools": chat["tools"]} if chat.get("tools") else {})
-
-
 def raw_row(item: Recorded) -> dict[str, Any]:
     """Everything that was recorded of a rollout's last attempt; model calls are `model_request` events."""
     return {
@@ -248,18 +245,10 @@ def sft_rows(item: Recorded) -> Iterator[dict[str, Any]]:
 
 def message_lines(message: Message) -> Iterator[str]:
     """A message for reading: its role and text, then its tool calls; a long text is cut."""
-    text = _text(message.get("content"))
+    text = text_of(message.get("content"))
     cut = len(text) - SHOWN_CHARS
     if text or not message.get("tool_calls"):
         yield f"{message.get('role', '?')}: {text[:SHOWN_CHARS]}{f' … ({cut} more characters)' if cut > 0 else ''}"
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
         yield f"{message.get('role', '?')} calls {function.get('name')}({function.get('arguments', '')})"
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str) or content is None:
-        return content or ""
-    if isinstance(content, list):
-        return " ".join(str(part.get("text", f"[{part.get('type')}]")) for part in content if isinstance(part, dict))
-    return json.dumps(content, ensure_ascii=False)

@@ -120,7 +120,8 @@ JSON_KEYS: dict[str, dict[str, str]] = {
         "http_status, latency_ms, error}]; `model` is the name that was asked for, `kind` main or auxiliary, `error` "
         "the first line of what the agent was told instead of an answer",
         "incomplete_calls": "ids of calls that were sent on and whose answer was never recorded",
-        "samples": "what training would build: [{tokens, trained_tokens, calls, split, truncated}]",
+        "samples": "what training would build: [{tokens, trained_tokens, calls, split, truncated, broke}]; `broke`: "
+        "{cause, call, earlier (which it does not continue), before (text of both), was, now (how they go on)} or null",
         "report": "counts: {calls, sampled_tokens, trained_tokens, splits, untrained, dropped}",
         "continuity": "whose it is and what to do about splits: {harness, template, dialects, remedies by cause}",
         "conversations": "a list of chat messages for each sample; without samples, for each main conversation",

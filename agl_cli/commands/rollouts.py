@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
@@ -198,6 +199,10 @@ def _render_calls(value: Mapping[str, Any]) -> None:
             f"sample {number}: {sample['tokens']} tokens, {sample['trained_tokens']} trained, "
             f"of {len(sample['calls'])} calls{why}{cut}"
         )
+        broke = sample["broke"]
+        if broke and broke["before"] and broke["cause"] != "other":
+            before, was, now = (json.dumps(broke[name], ensure_ascii=False) for name in ("before", "was", "now"))
+            output.emit(f"  behind {before} {broke['earlier']} went on with {was}, {broke['call']} with {now}")
     report, origin = value["report"], value["continuity"]
     for name in ("splits", "dropped"):
         for cause, count in report[name].items():

@@ -17,7 +17,7 @@ import numpy as np
 from agl_runtime.calls import Call, RolloutCalls
 from agl_runtime.samples.diagnose import Decode, diagnose, shared_prefix
 from agl_runtime.samples.forest import Node, grow, kept, logprobs_usable, path_to
-from agl_runtime.samples.types import BuildReport, Limits, RolloutSamples, Sample
+from agl_runtime.samples.types import Break, BuildReport, Limits, RolloutSamples, Sample
 
 PROMPT_OVER_LIMIT = "prompt_over_limit"
 RESPONSE_OVER_LIMIT = "response_over_limit"
@@ -50,14 +50,14 @@ def build_samples(rollout: RolloutCalls, limits: Limits, decode: Decode | None =
         within = {index for index in trained if nodes[index].start < cut}
         untrained[RESPONSE_OVER_LIMIT] += len(trained) - len(within)
         if within:
-            split = next((splits[index] for index in new if index in splits), None)
-            samples.append(_row(rollout.rollout_id, nodes, path, within, cut, split))
+            broke = next((splits[index] for index in new if index in splits), None)
+            samples.append(_row(rollout.rollout_id, nodes, path, within, cut, broke))
 
     report = BuildReport(
         calls=len(calls),
         sampled_tokens=sum(call.sampled_ids.size for call in calls),
         trained_tokens=sum(int(sample.mask.sum()) for sample in samples),
-        splits=dict(Counter(splits.values())),
+        splits=dict(Counter(broke.cause for broke in splits.values())),
         untrained=dict(+untrained),
         dropped=dict(dropped),
     )
@@ -82,7 +82,7 @@ def _leaves(nodes: Sequence[Node], keep: Sequence[bool]) -> list[int]:
 
 
 def _row(
-    rollout_id: str, nodes: Sequence[Node], path: Sequence[int], trained: set[int], cut: int, split: str | None
+    rollout_id: str, nodes: Sequence[Node], path: Sequence[int], trained: set[int], cut: int, broke: Break | None
 ) -> Sample:
     leaf, first = nodes[path[-1]], nodes[path[0]]
     size = min(leaf.end, cut)
@@ -105,13 +105,13 @@ def _row(
         updates=updates,
         prompt_len=first.start,
         call_ids=tuple(nodes[index].call.info.call_id for index in along),
-        split=split,
+        broke=broke,
         truncated=leaf.end > cut,
     )
 
 
-def _splits(nodes: Sequence[Node], keep: Sequence[bool], decode: Decode | None) -> dict[int, str]:
-    """The cause for each kept main call that did not continue where it might have."""
+def _splits(nodes: Sequence[Node], keep: Sequence[bool], decode: Decode | None) -> dict[int, Break]:
+    """The break of each kept main call that did not continue where it might have."""
     splits = {}
     for index, node in enumerate(nodes):
         if not keep[index] or not node.is_main or node.retry:
@@ -119,7 +119,8 @@ def _splits(nodes: Sequence[Node], keep: Sequence[bool], decode: Decode | None) 
         other = _should_continue(nodes, index)
         if other is not None:
             line = [nodes[step].call for step in path_to(nodes, other)]
-            splits[index] = diagnose(node.call, line, decode) if decode is not None else UNDIAGNOSED
+            unknown = Break(UNDIAGNOSED, node.call.info.call_id, line[-1].info.call_id)
+            splits[index] = diagnose(node.call, line, decode) if decode is not None else unknown
     return splits
 
 

@@ -3,8 +3,8 @@
     retokenized  the same text in other ids
     trimmed      the same text but for white space
     truncated    the history was cut: the prompt goes on with a later part of the trace, or ends inside it
-    template     the history was rewritten: an answer was changed, or lost its reasoning, or what stands before an
-                 answer that the prompt still holds was changed
+    template     the history reads differently: an answer was changed, or lost its reasoning, or what stands before an
+                 answer that the prompt still holds was changed. By the chat template, or by the agent: ids do not tell
     omitted      the prompt goes on from the earlier one but without its answer: some harnesses forget what they could
                  not use
     other        none of these: a sub-agent, a branch, a compaction, another conversation
@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from agl_runtime.calls import Call, Ids, common_prefix
+from agl_runtime.samples.types import Break
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -26,13 +27,24 @@ _BEFORE = 8
 """Common tokens decoded with the difference, so that characters split over tokens come out whole."""
 _AFTER = 32
 """Tokens compared as text from the first difference on."""
+_SHOWN = 16
+"""Tokens told from the first difference on."""
 _RESUME = 8
 """Ids that must be equal to find a part of the trace again."""
 
 
-def diagnose(call: Call, line: Sequence[Call], decode: Decode) -> str:
-    """The cause why `call` does not continue `line`, the calls along one earlier trace, root first."""
+def diagnose(call: Call, line: Sequence[Call], decode: Decode) -> Break:
+    """Where and why `call` does not continue `line`, the calls along one earlier trace, root first."""
     prompt, trace = call.prompt_ids, np.concatenate([line[-1].prompt_ids, line[-1].sampled_ids])
+    at = common_prefix(prompt, trace)
+    before, was, now = (
+        decode(ids.tolist())
+        for ids in (prompt[max(0, at - _BEFORE) : at], trace[at : at + _SHOWN], prompt[at : at + _SHOWN])
+    )
+    return Break(_cause(prompt, trace, line, decode), call.info.call_id, line[-1].info.call_id, before, was, now)
+
+
+def _cause(prompt: Ids, trace: Ids, line: Sequence[Call], decode: Decode) -> str:
     at = common_prefix(prompt, trace)
     ours, theirs = prompt[at:], trace[at:]
     if not at or not theirs.size:

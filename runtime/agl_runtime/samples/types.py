@@ -21,14 +21,29 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Break:
+    """Where `call` did not go on from the call `earlier`: behind the text `before`, which both have, the earlier trace
+    goes on with `was`, the call's prompt with `now`. Each is a few words; all are empty without a tokenizer. `cause`:
+    see `diagnose`."""
+
+    cause: str
+    call: str
+    earlier: str
+    before: str = ""
+    was: str = ""
+    now: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One training row of length T, with at least one trained token.
 
     `ids` [T]; `mask` [T] is True exactly on sampled tokens that are trained here; `logprobs` [T] holds the
     recorded log-probability of each sampled token where it is known and 0 elsewhere; `updates` [T] is the number of
     updates of the weights that sampled it, -1 elsewhere. `prompt_len` counts the leading tokens that are the first
-    call's prompt. `call_ids` are the calls laid along this row, root first. `split` says why the row broke off an
-    earlier one (see `diagnose`), None where nothing broke. `truncated`: the response side was cut at the limit.
+    call's prompt. `call_ids` are the calls laid along this row, root first. `broke` says where and why the row broke
+    off an earlier one, `split` the cause alone; None where nothing broke. `truncated`: the response side was cut at the
+    limit.
     """
 
     rollout_id: str
@@ -38,8 +53,12 @@ class Sample:
     updates: NDArray[np.int32]
     prompt_len: int
     call_ids: tuple[str, ...]
-    split: str | None = None
+    broke: Break | None = None
     truncated: bool = False
+
+    @property
+    def split(self) -> str | None:
+        return self.broke.cause if self.broke else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,14 +31,28 @@ def doctor(root: Path) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in json.loads(result.stdout)["checks"]}
 
 
+def told(hour: str) -> dict[str, Any]:
+    return {"messages": [{"role": "system", "content": f"It is {hour}."}]}
+
+
+# The ids of the second call's prompt, and the hour that the agent's instructions tell by then.
+ROLLOUTS = {
+    "whole": ([1, 2, 3, 4], "nine"),
+    "split": ([1, 2, 9, 4], "nine"),
+    "clock": ([1, 2, 9, 4], "ten"),
+    "going": ([7], "nine"),
+}
+
+
 async def record_rollouts(folder: Path) -> None:
-    """One that went on by its ids, one that did not, and one that still runs."""
+    """One that went on by its ids, two that did not (in one the agent had changed its instructions), and one that still
+    runs."""
     store = open_store(folder / STORE_FILE)
     await store.open()
-    await store.add_rollouts([RolloutCreate(input={}, rollout_id=name) for name in ("whole", "split", "going")])
-    for name, second in (("whole", [1, 2, 3, 4]), ("split", [1, 2, 9, 4]), ("going", [7])):
-        await record(store, f"{name}-0", rollout_id=name)
-        await record(store, f"{name}-1", second, [5], rollout_id=name)
+    await store.add_rollouts([RolloutCreate(input={}, rollout_id=name) for name in ROLLOUTS])
+    for name, (second, hour) in ROLLOUTS.items():
+        await record(store, f"{name}-0", rollout_id=name, request=told("nine"))
+        await record(store, f"{name}-1", second, [5], rollout_id=name, request=told(hour))
         ends = () if name == "going" else (RolloutState.RUNNING, RolloutState.SUCCEEDED)
         for state in ends:
             await store.patch_rollout(name, RolloutStatusPatch(state=state))
@@ -52,10 +66,11 @@ def test_doctor_tells_into_how_many_samples_recorded_rollouts_fell_and_why(tmp_p
     found = doctor(root)["continuity"]
     assert found["state"] == "warning"
     assert found["what"] == (
-        "of the newest 2 rollouts of agent.py, 1 became 1 sample, 1 became 2 samples; splits: 1 template "
+        "of the newest 3 rollouts of agent.py, 1 became 1 sample, 2 became 2 samples; splits: 1 template, 1 rewritten "
         "(template of model)."
     )
     assert found["fix"].startswith("Use a chat template that leaves earlier turns as they were")
+    assert "The agent changed what it had sent" in found["fix"]
     assert psutil.Process().children() == []
 
 

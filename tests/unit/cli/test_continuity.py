@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agl_cli.continuity import REMEDIES, Continuity, Origin, as_json, main_names, measure, origin_of
+from agl_cli.history import REWRITTEN
 from agl_cli.project import open_project
 from agl_runtime.calls import CallInfo
 from agl_runtime.samples import diagnose
@@ -32,7 +33,7 @@ def test_every_cause_has_a_remedy() -> None:
     causes = {
         line.split()[0] for line in str(diagnose.__doc__).splitlines() if line.startswith("    ") and line[4] != " "
     }
-    assert causes | {UNDIAGNOSED, PROMPT_OVER_LIMIT} == set(REMEDIES)
+    assert causes | {REWRITTEN, UNDIAGNOSED, PROMPT_OVER_LIMIT} == set(REMEDIES)
 
 
 def test_rollouts_are_counted_by_their_samples_and_splits_by_cause() -> None:

@@ -69,7 +69,8 @@ def test_a_rollout_is_told_with_calls_samples_and_outcome() -> None:
     )
     (call,), (sample,) = found["calls"], found["samples"]
     assert (call["trainable"], call["versions"], call["sampled_tokens"]) == (True, ["1.0"], 3)
-    assert sample == {"tokens": 5, "trained_tokens": 3, "calls": ["c0"], "split": None, "truncated": False}
+    about = {"calls": ["c0"], "split": None, "truncated": False, "broke": None}
+    assert sample == {"tokens": 5, "trained_tokens": 3, **about}
     assert found["conversations"] == [[ASKED, {"role": "assistant", "content": "4"}]]
     json.dumps(found)
 

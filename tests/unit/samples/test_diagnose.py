@@ -7,7 +7,7 @@ import pytest
 from agl_runtime.calls import Call
 from agl_runtime.samples.build import build_samples
 from agl_runtime.samples.diagnose import diagnose
-from agl_runtime.samples.types import Limits
+from agl_runtime.samples.types import Break, Limits
 from fakes.token_calls import call, rollout, untrainable
 
 
@@ -37,7 +37,7 @@ def first(*answer: str) -> Call:
 
 def verdict(earlier: Call | Sequence[Call], *prompt: str) -> str:
     line = [earlier] if isinstance(earlier, Call) else earlier
-    return diagnose(call("new", P.ids(*prompt), P.ids("x")), line, P.decode)
+    return diagnose(call("new", P.ids(*prompt), P.ids("x")), line, P.decode).cause
 
 
 def test_the_same_text_in_other_ids_is_retokenized():
@@ -120,6 +120,11 @@ def test_a_history_that_goes_on_without_the_answer_is_omitted():
     assert verdict(answer, *asked_again) == "omitted"
     second = call("b", P.ids(*asked_again), P.ids("still", " none", " of", " it", " in", " this", " one", "<end>"))
     assert verdict(second, *asked_again[:-1], "<user>", "and", " again", "<bot>") == "omitted"
+
+
+def test_the_words_around_the_first_difference_are_told():
+    found = diagnose(call("new", P.ids(*ASK, "no", *END), P.ids("x")), [first("yes", "<end>")], P.decode)
+    assert found == Break("template", "new", "a", "be kind<user>what is it?<bot>", "yes<end>", "no<end>\n<user>")
 
 
 def test_another_conversation_is_other():

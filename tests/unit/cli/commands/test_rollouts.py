@@ -23,6 +23,7 @@ from agl_runtime.schemas import (
     RolloutStatus,
 )
 from fakes.projects import make_project
+from fakes.tiny_model import make_tiny_tokenizer
 from fakes.trained import make_call, make_calls
 
 
@@ -98,6 +99,33 @@ def test_a_rollout_that_split_is_shown_with_the_reason_and_the_remedy(root: Path
     assert "harness agent.py over chat, template of model" in shown
     found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).stdout)
     assert (found["continuity"]["harness"], list(found["continuity"]["remedies"])) == ("agent.py", ["undiagnosed"])
+
+
+def test_where_a_conversation_broke_the_differing_words_are_shown(root: Path) -> None:
+    make_tiny_tokenizer().save_pretrained(root / "model")
+    words = ["rollouts", "show", "split", "--project", str(root)]
+    (sample,) = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["samples"][1:]
+    broke = sample["broke"]
+    assert (broke["cause"], broke["call"], broke["earlier"]) == ("template", "c1", "c0")
+    assert broke["before"]
+    assert broke["was"] != broke["now"]
+    shown = CliRunner().invoke(app, words, catch_exceptions=False).stdout
+    before, was, now = (json.dumps(broke[name], ensure_ascii=False) for name in ("before", "was", "now"))
+    assert f"  behind {before} c0 went on with {was}, c1 with {now}\n" in shown
+
+
+def test_another_conversation_is_not_said_to_have_broken_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_tiny_tokenizer().save_pretrained(root / "model")
+    later = replace(make_call("split", "c1"), prompt_ids=ids_array([9, 8]))
+
+    async def calls(_: FakeGateway, rollout_id: str) -> RolloutCalls:
+        return make_calls(rollout_id, 1.0, make_call(rollout_id), later)
+
+    monkeypatch.setattr(FakeGateway, "calls", calls)
+    words = ["rollouts", "show", "split", "--project", str(root)]
+    shown = CliRunner().invoke(app, words, catch_exceptions=False).stdout
+    assert "sample 2: 5 tokens, 3 trained, of 1 calls; a conversation of its own\n" in shown
+    assert "behind" not in shown
 
 
 def test_a_failed_call_is_shown_with_its_error(root: Path) -> None:
