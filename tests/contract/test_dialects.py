@@ -6,13 +6,18 @@ tokens are recorded are the same for all.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agl_cli import recorded
+from agl_cli.history import asked, conversation, is_rewritten
 from agl_runtime.calls import Call
+from agl_runtime.client import GatewayClient
+from agl_runtime.config import Project
 from fakes.model_server import Answer, FakeModelServer, Raw, tool_call
-from fakes.running_gateway import config, running_gateway
+from fakes.running_gateway import ADMIN_KEY, config, running_gateway
 from fakes.speakers import SPEAKERS, Speaker, Talk
 
 TALK = Talk(
@@ -59,3 +64,22 @@ async def test_a_conversation_is_the_same_in_every_dialect(tmp_path: Path, diale
         assert call.sampled_ids.tolist() == same.sampled_ids.tolist()
         assert call.logprobs.tolist() == same.logprobs.tolist()
     assert calls[1].info.parent_id == calls[0].info.call_id
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", SPEAKERS)
+async def test_what_an_official_client_sends_back_is_no_rewritten_history(
+    tmp_path: Path, model: FakeModelServer, dialect: str, streamed: bool
+) -> None:
+    model.script = list(SCRIPT)
+    async with running_gateway(tmp_path, config()) as gateway:
+        gateway.register(model.url, version=3, run_epoch=1)
+        await gateway.add()
+        await SPEAKERS[dialect](gateway, TALK, streamed=streamed)
+        async with GatewayClient(gateway.url, ADMIN_KEY) as client:
+            item = await recorded.fetch(client, "r1", Project(Path(), config(), {}))
+    first, second = item.requests.values()
+    assert not is_rewritten(conversation(first), asked(second))
+    assert is_rewritten(conversation(first), {**asked(second), "tools": []})
+    without_samples = replace(item, samples=replace(item.samples, samples=()))
+    assert without_samples.leaves == item.leaves == list(item.requests)[1:]
