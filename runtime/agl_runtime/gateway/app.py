@@ -7,13 +7,15 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.exception_handlers import http_exception_handler
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from agl_runtime.config import Config
 from agl_runtime.errors import AglError, ConflictError, KeyRefusedError, NotFoundError, StoreError
 from agl_runtime.gateway import state
-from agl_runtime.gateway.access import KeyGate, dialect_of
+from agl_runtime.gateway.access import PROXY_PREFIX, KeyGate, dialect_of
 from agl_runtime.gateway.document import REFUSALS, with_model_calls
 from agl_runtime.gateway.internal import CallRefused, Json
 from agl_runtime.gateway.routes import anthropic, attempts, events, models, proxy, rollouts, upkeep
@@ -63,6 +65,8 @@ def create_app(config: Config, store: Store, admin_key: str) -> FastAPI:
     app.stand_behind(gateway)
     app.add_exception_handler(AglError, _tell)
     app.add_exception_handler(CallRefused, _refuse)
+    app.add_exception_handler(404, _unserved)
+    app.add_exception_handler(405, _unserved)
     for router in ROUTERS:
         app.include_router(router, responses=REFUSALS)
     return app
@@ -74,6 +78,17 @@ async def _refuse(request: Request, refused: Exception) -> JSONResponse:
     dialects = cast(state.Gateway, request.app.state.gateway).dialects
     body = dialect_of(dialects, request.scope["path"]).error(refused)
     return JSONResponse(body, refused.http_status, refused.headers())
+
+
+async def _unserved(request: Request, error: Exception) -> Response:
+    """What no route serves, told below a rollout's address as its dialects tell errors."""
+    if not isinstance(error, HTTPException):
+        raise error
+    path = str(request.scope["path"])
+    if not path.startswith(PROXY_PREFIX):
+        return await http_exception_handler(request, error)
+    what = f"The gateway does not serve {request.method} {path.split('/', 8)[-1]}."
+    return await _refuse(request, CallRefused(what, http_status=error.status_code))
 
 
 async def _tell(_: Request, error: Exception) -> JSONResponse:

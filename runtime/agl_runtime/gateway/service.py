@@ -195,7 +195,7 @@ class CallService:
                 return _finished(answer), _tellable(call.dialect.render(call.request, answer))
         except ServerFailed as error:
             call.may_cancel = False
-            refused = refusal_for(error)
+            refused = refusal_for(error, call.dialect.stands_for)
             await self.recorder.failure(call, refused)
             call.exchange.call_id = call.call_id
             raise refused from error

@@ -168,13 +168,15 @@ class _Told:
             raise ServerFailed(what, is_silence=is_silence, is_away=is_away) from error
 
 
-def refusal_for(error: ServerFailed) -> CallRefused:
-    """What the harness is told: its own mistakes as they are, everything else as a fault of the infrastructure."""
+def refusal_for(error: ServerFailed, stands_for: Mapping[str, str]) -> CallRefused:
+    """What the harness is told: its own mistakes as they are, everything else as a fault of the infrastructure.
+    `stands_for` is the dialect's."""
     status = error.status
     if status in (400, 413, 422):
         if _is_overflow(error):
             return CallRefused(error.message, http_status=400, reason="context_overflow", code=OVERFLOW_CODE)
-        return CallRefused(error.message, http_status=status)
+        meant = "".join(f" `{name}` stands for {its}." for name, its in stands_for.items() if name in error.message)
+        return CallRefused(error.message + meant, http_status=status)
     told = status if status is not None and (status == 429 or status >= 500) else 504 if error.is_silence else 502
     code, after_s = error.code, error.retry_after_s
     return CallRefused(error.what, error.fix, http_status=told, code=code, retry_after_s=after_s, infrastructure=True)

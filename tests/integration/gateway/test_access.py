@@ -224,6 +224,18 @@ async def test_no_key_appears_in_logs_events_or_metrics(
         assert not any(secret in text for text in texts if secret)
 
 
+async def test_what_is_not_served_is_told_in_the_shape_that_the_client_reads(gateway: RunningGateway) -> None:
+    base = "/proxy/rollout/r1/attempt/0/mode/train"
+    anthropic = await gateway.http.get(f"{base}/anthropic/v1/messages/batches")
+    message = "The gateway does not serve GET anthropic/v1/messages/batches."
+    assert anthropic.status_code == 404
+    assert anthropic.json() == {"type": "error", "error": {"type": "not_found_error", "message": message}}
+    openai = await gateway.http.delete(f"{base}/openai/v1/models/x")
+    assert (openai.status_code, openai.json()["error"]["type"]) == (404, "not_found_error")
+    assert (await gateway.http.put(f"{base}/openai/v1/models")).json()["error"]["code"] is None
+    assert (await gateway.http.get("/api/nothing")).json() == {"detail": "Not Found"}
+
+
 async def in_pieces(size_bytes: int) -> AsyncIterator[bytes]:
     for _ in range(size_bytes // 2**20):
         yield b" " * 2**20

@@ -23,6 +23,8 @@ Recorded = tuple[Json, Json]
 class SelfContained:
     """Of dialects whose requests hold the whole conversation."""
 
+    stands_for: Mapping[str, str] = {}
+
     def named(self, body: Json) -> set[str]:
         return set()
 
@@ -66,6 +68,11 @@ class Dialect(Protocol):
     @property
     def schema(self) -> Json:
         """What `parse` takes, as far as a JSON schema can say it; unknown fields are tolerated."""
+        ...
+
+    @property
+    def stands_for(self) -> Mapping[str, str]:
+        """By a parameter of the model server's, what the body has in its place: for errors about the former."""
         ...
 
     def named(self, body: Json) -> set[str]:

@@ -16,11 +16,16 @@ from agl_runtime.gateway.dialects.schema import body_of, talk_of
 from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
 
 PATH = "anthropic/v1/messages"
+STANDS_FOR = {
+    "continue_final_message": "a last message of the assistant, which this model server cannot go on with",
+    "response_format": "`output_config.format`",
+}
 
 
 class MessagesDialect(SelfContained):
     name = "messages"
     path = PATH
+    stands_for = STANDS_FOR
     keep_alive = event({"type": "ping"})
     schema = body_of(messages=talk_of("user", "assistant", "system"), max_tokens={"type": "integer", "minimum": 1})
 

@@ -21,9 +21,13 @@ from agl_runtime.gateway.dialects.schema import OBJECTS, body_of
 from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
 
 
+STANDS_FOR = {"response_format": "`text.format`", "reasoning_effort": "`reasoning.effort`"}
+
+
 class ResponsesDialect:
     name = "responses"
     path = "openai/v1/responses"
+    stands_for = STANDS_FOR
     keep_alive = KEEP_ALIVE
     schema = body_of(input={"anyOf": [{"type": "string"}, OBJECTS]})
 
