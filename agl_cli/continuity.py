@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from agl_cli import window
+from agl_cli import output, window
 from agl_cli.history import REWRITTEN
 from agl_runtime.calls import CallInfo
 from agl_runtime.config import Project
@@ -92,7 +92,7 @@ class Continuity:
             f"{count} became {size or 'no'} sample{'' if size == 1 else 's'}"
             for size, count in sorted(self.samples.items())
         )
-        told = f"of the newest {self.samples.total()} rollouts of {origin.harness}, {became}"
+        told = f"of the newest {output.counted(self.samples.total(), 'rollout')} of {origin.harness}, {became}"
         for name, causes in (("splits", self.splits), ("dropped", self.dropped)):
             if causes:
                 told += f"; {name}: {', '.join(f'{count} {cause}' for cause, count in causes.most_common())}"

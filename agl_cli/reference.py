@@ -155,6 +155,8 @@ def commands(command: Any = None, path: str = "agl") -> Iterator[tuple[str, Any]
         yield path, command
         return
     for name, inner in command.commands.items():
+        if getattr(inner, "hidden", False):  # another name of one that is shown
+            continue
         yield from commands(inner, f"{path} {name}")
 
 

@@ -53,7 +53,7 @@ def init(
 
 
 def _show(plan: Plan) -> None:
-    diagnostics.note(f"Found: {plan.integration.harness} ({plan.integration.evidence}).")
+    diagnostics.note(f"Found: {plan.integration.harness}, {plan.integration.evidence}.")
     if plan.edits:
         diagnostics.note(edits.diff(plan.edits))
     for note in plan.notes:

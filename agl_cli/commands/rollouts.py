@@ -48,6 +48,7 @@ def rollouts() -> None:
     """List, show and export what was recorded."""
 
 
+@app.command("list", hidden=True)
 @app.command()
 def ls(
     project: ProjectDir = HERE,
@@ -131,7 +132,10 @@ def export(
                         count += 1
         return count
 
-    diagnostics.note(f"{asyncio.run(write())} lines.")
+    count = asyncio.run(write())
+    diagnostics.note(f"{output.counted(count, 'line')}.")
+    if not count and least_reward is not None:
+        diagnostics.note(f"  Only rollouts with a reward of at least {least_reward:g} count; see --min-reward.")
 
 
 def render(item: Recorded, *, as_json: bool, network: Proof | None = None) -> None:
@@ -197,7 +201,7 @@ def _render_calls(value: Mapping[str, Any]) -> None:
         cut = "; cut at train.max_response_tokens" if sample["truncated"] else ""
         output.emit(
             f"sample {number}: {sample['tokens']} tokens, {sample['trained_tokens']} trained, "
-            f"of {len(sample['calls'])} calls{why}{cut}"
+            f"of {output.counted(len(sample['calls']), 'call')}{why}{cut}"
         )
         broke = sample["broke"]
         if broke and broke["before"] and broke["cause"] != "other":

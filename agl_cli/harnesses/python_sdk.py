@@ -34,7 +34,7 @@ class PythonSdk:
             )
         return Integration(
             harness=f"{packages} SDK (Python)",
-            evidence=f"{', '.join(users)} import {packages}",
+            evidence=f"imported by {', '.join(users)}",
             command=command or ("python", entry, *_task_arguments(repository, sources[entry])),
             edits=tuple(edit for name in users if (edit := _edit(name, sources[name])) is not None),
             notes=tuple(notes),

@@ -50,7 +50,7 @@ def test_rollouts_are_counted_by_their_samples_and_splits_by_cause() -> None:
 
 def test_what_did_not_split_needs_no_remedy() -> None:
     found = measure([rollout(1)])
-    assert found.sentence(ORIGIN) == "of the newest 1 rollouts of claude, 1 became 1 sample"
+    assert found.sentence(ORIGIN) == "of the newest 1 rollout of claude, 1 became 1 sample"
     assert (found.remedies, found.fix) == ({}, "")
     assert measure([rollout(2, other=1)]).fix == ""
     assert measure([]) == Continuity()
@@ -78,7 +78,7 @@ def test_rollouts_that_were_dropped_whole_are_told_with_the_setting_that_drops_t
     lost.report.dropped["prompt_over_limit"] = 1
     found = measure([lost, rollout(0)])
     assert found.sentence(ORIGIN) == (
-        "of the newest 1 rollouts of claude, 1 became no samples; dropped: 1 prompt_over_limit"
+        "of the newest 1 rollout of claude, 1 became no samples; dropped: 1 prompt_over_limit"
     )
     assert found.fix.startswith("Raise train.max_prompt_tokens")
 

@@ -20,7 +20,6 @@ from agl_runtime.gateway.dialects.responses_stream import ResponsesStream
 from agl_runtime.gateway.dialects.schema import OBJECTS, body_of
 from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest
 
-
 STANDS_FOR = {"response_format": "`text.format`", "reasoning_effort": "`reasoning.effort`"}
 
 

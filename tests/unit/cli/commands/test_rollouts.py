@@ -85,6 +85,18 @@ def test_supervised_data_leaves_held_out_tasks_out_unless_they_are_asked_for(
     assert [row["messages"][-1]["content"] for row in rows] == exported
 
 
+def test_the_lines_written_are_counted_and_a_reward_that_left_none_is_named(root: Path) -> None:
+    words = ["rollouts", "export", "--format", "sft", "--project", str(root)]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).stderr == "1 line.\n"
+    none = CliRunner().invoke(app, [*words, "--min-reward", "2"], catch_exceptions=False)
+    assert none.stderr == "0 lines.\n  Only rollouts with a reward of at least 2 count; see --min-reward.\n"
+
+
+def test_list_is_another_name_of_ls(root: Path) -> None:
+    result = CliRunner().invoke(app, ["rollouts", "list", "--step", "9", "--project", str(root)])
+    assert (result.exit_code, result.stderr) == (0, "No such rollout is recorded.\n")
+
+
 def test_whole_rollouts_are_exported_of_either_mode(root: Path) -> None:
     assert [row["rollout"]["rollout_id"] for row in export(root)] == ["train", "val"]
 
@@ -93,7 +105,7 @@ def test_a_rollout_that_split_is_shown_with_the_reason_and_the_remedy(root: Path
     (root / "model" / "tokenizer.json").unlink()
     words = ["rollouts", "show", "split", "--project", str(root)]
     shown = CliRunner().invoke(app, words, catch_exceptions=False).stdout.splitlines()
-    assert "sample 2: 6 tokens, 3 trained, of 1 calls; it broke off an earlier one: undiagnosed" in shown
+    assert "sample 2: 6 tokens, 3 trained, of 1 call; it broke off an earlier one: undiagnosed" in shown
     (split,) = [line for line in shown if line.startswith("splits: ")]
     assert split.startswith("splits: 1 because of undiagnosed. Set model.path to a folder that holds the policy's")
     assert "harness agent.py over chat, template of model" in shown
@@ -124,7 +136,7 @@ def test_another_conversation_is_not_said_to_have_broken_off(root: Path, monkeyp
     monkeypatch.setattr(FakeGateway, "calls", calls)
     words = ["rollouts", "show", "split", "--project", str(root)]
     shown = CliRunner().invoke(app, words, catch_exceptions=False).stdout
-    assert "sample 2: 5 tokens, 3 trained, of 1 calls; a conversation of its own\n" in shown
+    assert "sample 2: 5 tokens, 3 trained, of 1 call; a conversation of its own\n" in shown
     assert "behind" not in shown
 
 
@@ -135,5 +147,5 @@ def test_a_failed_call_is_shown_with_its_error(root: Path) -> None:
 
 def test_a_rollout_in_one_piece_needs_no_remedy(root: Path) -> None:
     shown = CliRunner().invoke(app, ["rollouts", "show", "val", "--project", str(root)], catch_exceptions=False).stdout
-    assert "sample 1: 5 tokens, 3 trained, of 1 calls" in shown
+    assert "sample 1: 5 tokens, 3 trained, of 1 call" in shown
     assert "split" not in shown

@@ -54,7 +54,7 @@ def test_agents_of_anthropics_package_are_known_and_all_packages_named(tmp_path:
     source = "import anthropic\nanthropic.Anthropic(base_url='http://x')\n"
     found = HARNESS.integrate(look(write(tmp_path / "one", agent_py=source)), ())
     assert found is not None
-    assert (found.harness, found.evidence) == ("anthropic SDK (Python)", "agent.py import anthropic")
+    assert (found.harness, found.evidence) == ("anthropic SDK (Python)", "imported by agent.py")
     assert [edit.path for edit in found.edits] == ["agent.py"]
     both = HARNESS.integrate(look(write(tmp_path / "both", agent_py=source, judge_py="import openai\n")), ())
     assert both is not None
