@@ -30,6 +30,7 @@ HEALTHY_S = 900.0  # a part that lived longer has not died of what its last star
 FIRST_PAUSE_S = 0.5
 MOST_DEATHS = 4
 STOP_GRACE_S = 60.0
+GRACE_WITHOUT_GATEWAY_S = 10.0  # the others then call it in vain; killing a part loses nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,8 @@ class Supervisor:
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Ask the parts to stop, one after the other; one that does not within `grace_s` is killed."""
         self._stopping.set()
+        if self._ended.done() and self._ended.exception() is None and self._ended.result().name == "gateway":
+            grace_s = min(grace_s, GRACE_WITHOUT_GATEWAY_S)
         for name in STOP_ORDER:
             task = self._tasks.get(name)
             if task is None:

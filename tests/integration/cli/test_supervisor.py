@@ -131,6 +131,19 @@ async def test_a_part_that_ignores_the_stop_is_killed_with_what_it_started(tmp_p
     assert watched.notes == ["trainer did not stop within 0 s and is killed"]
 
 
+async def test_without_a_gateway_the_other_parts_have_little_time_to_stop(
+    tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "GRACE_WITHOUT_GATEWAY_S", 0.1)
+    gateway = program("gateway", COUNTS, tmp_path / "runs", 2)
+    watched = Watched(state_dir, program("trainer", DEAF, tmp_path / "pid"), gateway)
+    await watched.supervisor.start()
+    await appearance(tmp_path / "pid")
+    await watched.supervisor.ended()
+    await watched.supervisor.stop()
+    assert watched.notes == ["trainer did not stop within 0 s and is killed"]
+
+
 async def test_a_program_that_cannot_be_started_ends_the_run(state_dir: Path) -> None:
     watched = Watched(state_dir, PartCommand("gateway", ("/nowhere/python",)))
     await watched.supervisor.start()
