@@ -249,7 +249,8 @@ def whole_answer(kind: str, body: Raw, answer: Answer, model: str) -> Raw:
     if answer.versions is not None:
         choice["weight_versions"] = list(answer.versions)
     count = body.get("n") or 1
-    whole["choices"] = [{**choice, "index": index} for index in range(count if isinstance(count, int) else 1)]
+    count = min(max(count, 1), 8) if isinstance(count, int) else 1  # a real one refuses what it does not take
+    whole["choices"] = [{**choice, "index": index} for index in range(count)]
     return whole
 
 
