@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic import SecretStr
@@ -209,6 +209,8 @@ def _kind(annotation: Any) -> str:
     inner = get_args(annotation)
     if get_origin(annotation) is Literal:
         return " or ".join(f"`{choice}`" for choice in inner)
+    if get_origin(annotation) is Annotated:
+        return _kind(inner[0])
     if get_origin(annotation) in (list, tuple):
         return f"list of {_kind(inner[0])}s"
     if get_origin(annotation) is dict:

@@ -27,6 +27,7 @@ from pydantic import (
 )
 
 from agl_runtime.errors import ConfigError
+from agl_runtime.schemas import Endpoint
 
 CONFIG_NAME = "agl.yaml"
 STATE_DIR = ".agl"
@@ -103,7 +104,7 @@ class ModelConfig(_Section):
     """Hugging Face folder of the policy to start from."""
     name: str = "policy"
     """The name under which agents ask for the policy."""
-    endpoint: str | None = None
+    endpoint: Endpoint | None = None
     """OpenAI-compatible base URL (with /v1) of a running model server to record from. Only `agl run` and `agl eval`
     can use it: such a server's weights are not agl's to train."""
     api_key: SecretStr | None = None

@@ -7,9 +7,10 @@ it talk to this gateway unchanged; what agl adds is optional and has a default.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 Mode = Literal["train", "val"]
 
@@ -159,6 +160,18 @@ class Event(BaseModel):
     data: dict[str, Any]
 
 
+def _address(endpoint: str) -> str:
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("an address of a model server begins with http:// or https:// and a host")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError("an address of a model server holds no user, query or fragment; its key is api_key")
+    return endpoint
+
+
+Endpoint = Annotated[str, AfterValidator(_address)]
+
+
 class Model(BaseModel):
     """A model server. `endpoint` is its OpenAI base, with `/v1`. (`run_epoch`, `version`) is its policy version.
 
@@ -166,7 +179,7 @@ class Model(BaseModel):
     """
 
     model: str
-    endpoint: str
+    endpoint: Endpoint
     version: int = 0
     run_epoch: int = 0
     api_key: SecretStr | None = Field(default=None, exclude=True)

@@ -259,3 +259,22 @@ async def test_a_model_servers_key_is_sent_to_it_and_shown_to_nobody(
     told += [change.model_dump_json() for change in gateway.gateway.changes.since(0)]
     told += [repr(gateway.gateway.registry.models()), repr(await gateway.calls())]
     assert not [text for text in told if "hidden-key" in text]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "what"),
+    [
+        ("nonsense", "begins with http:// or https:// and a host"),
+        ("http:///v1", "begins with http:// or https:// and a host"),
+        ("http://me:secret@host/v1", "holds no user, query or fragment; its key is api_key"),
+        ("http://host/v1?key=secret", "holds no user, query or fragment; its key is api_key"),
+    ],
+)
+async def test_an_address_that_no_call_could_use_is_not_registered(
+    gateway: RunningGateway, endpoint: str, what: str
+) -> None:
+    before = (await gateway.http.get("/api/models")).json()
+    refused = await gateway.http.post("/api/models", json=[{"model": "m", "endpoint": endpoint}])
+    assert refused.status_code == 422
+    assert what in refused.text
+    assert (await gateway.http.get("/api/models")).json() == before
