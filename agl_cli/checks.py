@@ -313,8 +313,6 @@ def _require_answer(endpoint: str) -> None:
         urllib.request.urlopen(f"{endpoint.rstrip('/')}/models", timeout=ANSWER_S).close()
     except urllib.error.HTTPError as error:
         error.close()
-    except ValueError as error:
-        raise ConfigError(f"model.endpoint {endpoint!r} is no URL.", "Write it as http://host:port/v1.") from error
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise PreconditionError(

@@ -162,7 +162,7 @@ class Event(BaseModel):
 
 def _address(endpoint: str) -> str:
     parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ValueError("an address of a model server begins with http:// or https:// and a host")
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError("an address of a model server holds no user, query or fragment; its key is api_key")

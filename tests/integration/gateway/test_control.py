@@ -265,6 +265,7 @@ async def test_a_model_servers_key_is_sent_to_it_and_shown_to_nobody(
     ("endpoint", "what"),
     [
         ("nonsense", "begins with http:// or https:// and a host"),
+        ("http://host:99999/v1", "Port out of range"),
         ("http:///v1", "begins with http:// or https:// and a host"),
         ("http://me:secret@host/v1", "holds no user, query or fragment; its key is api_key"),
         ("http://host/v1?key=secret", "holds no user, query or fragment; its key is api_key"),

@@ -127,7 +127,7 @@ BAD_SETTINGS = {
     "no GPU": ("train.device=cuda", 3, "no NVIDIA GPU was found"),
     "a worktree without git": ("agent.workspace=worktree", 3, "is in no git repository"),
     "a foreign server to train": ("model.endpoint=http://127.0.0.1:9/v1", 2, "whose weights are not agl's to train"),
-    "no endpoint URL": ("model.endpoint=nonsense", 2, "is no URL"),
+    "no endpoint URL": ("model.endpoint=nonsense", 2, "begins with http:// or https:// and a host"),
 }
 
 
