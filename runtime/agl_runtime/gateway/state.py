@@ -57,6 +57,13 @@ class Gateway:
             call.abandon()
         self.upstream.close()
 
+    async def counts(self) -> dict[str, int]:
+        """The store's, with `calls.running` apart from `calls.incomplete`: those that broke off."""
+        found = await self.store.counts()
+        running = sum(call.started_at > 0 for call in self.attempts.all_running())
+        running = min(running, found["calls.incomplete"])  # some of them may be on record by now
+        return {**found, "calls.running": running, "calls.incomplete": found["calls.incomplete"] - running}
+
     def set_models(self, models: list[Model] | None) -> None:
         """Register models, or clear all with None."""
         if models is None:

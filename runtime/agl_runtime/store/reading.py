@@ -53,17 +53,13 @@ class Reading(Tables):
 
     @read
     def counts(self, db: sqlite3.Connection) -> dict[str, int]:
-        """`rollouts.<state>` for every state, `calls.trainable`, `calls.running` (or broken off, in an attempt that is
-        not sealed), `calls.incomplete` (in one that is) and `calls.<reason>`."""
-        found = {f"rollouts.{state.value}": 0 for state in RolloutState}
-        found |= {"calls.trainable": 0, "calls.running": 0, "calls.incomplete": 0}
+        """`rollouts.<state>` for every state, `calls.trainable`, `calls.incomplete` and `calls.<reason>`."""
+        found = {f"rollouts.{state.value}": 0 for state in RolloutState} | {"calls.trainable": 0, "calls.incomplete": 0}
         for state, count in db.execute("SELECT state, COUNT(*) FROM rollouts GROUP BY state"):
             found[f"rollouts.{state}"] = count
-        facts = "commit_seq IS NULL AS incomplete, sealed, trainable, reason, delivered, continued, retried"
-        calls = "calls JOIN attempts ON attempts.n = calls.attempt"
-        for row in db.execute(f"SELECT {facts}, COUNT(*) AS count FROM {calls} GROUP BY 1, 2, 3, 4, 5, 6, 7"):
-            unanswered = (False, "incomplete" if row["sealed"] else "running")
-            trainable, reason = unanswered if row["incomplete"] else _settled(row)
+        facts = "commit_seq IS NULL AS incomplete, trainable, reason, delivered, continued, retried"
+        for row in db.execute(f"SELECT {facts}, COUNT(*) AS count FROM calls GROUP BY 1, 2, 3, 4, 5, 6"):
+            trainable, reason = (False, "incomplete") if row["incomplete"] else _settled(row)
             name = f"calls.{'trainable' if trainable else reason or 'untrainable'}"
             found[name] = found.get(name, 0) + row["count"]
         return found

@@ -135,11 +135,12 @@ async def serve(part: Part, stop: asyncio.Event, outside: Outside = Outside(), *
 
 
 async def first_of(*work: Awaitable[T]) -> T:
-    """What the first of these gives or raises; the others are cancelled."""
+    """What the first of these gives or raises (of those that end together, the one named first); the others are
+    cancelled."""
     going = [asyncio.ensure_future(item) for item in work]
     try:
-        done, _ = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
-        return done.pop().result()
+        await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in going if task.done()).result()
     finally:
         for task in going:
             task.cancel()

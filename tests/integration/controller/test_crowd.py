@@ -53,7 +53,7 @@ async def test_a_claim_costs_as_many_statements_with_a_thousand_in_the_queue_as_
         granted = await store.claim("c", 8, 30.0)
         if len(granted) < 8:
             break
-        costs.append(len(statements))
+        costs.append(sum(not statement.startswith("PRAGMA") for statement in statements))  # its log is copied at times
         for rollout, _ in granted:
             await store.delete_rollout(rollout.rollout_id)
     assert len(costs) == COUNT // 8

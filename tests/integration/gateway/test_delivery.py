@@ -151,6 +151,17 @@ async def test_the_clients_own_retry_after_a_time_out_does_not_sample_beside_the
     assert (first.info.reason, second.info.trainable) == ("cut", True)
 
 
+async def test_a_call_underway_is_counted_as_running(gateway: RunningGateway, model: FakeModelServer) -> None:
+    model.script = [Answer("late", gated=True)]
+    asking = asyncio.create_task(gateway.http.post(url(gateway), json=BODY))
+    await seen(model, 1)
+    counts = (await gateway.http.get("/api/counts")).json()
+    assert (counts["calls.running"], counts["calls.incomplete"]) == (1, 0)
+    model.release()
+    await asking
+    assert (await gateway.http.get("/api/counts")).json()["calls.running"] == 0
+
+
 async def test_sealing_puts_running_calls_on_record_and_refuses_later_ones(
     gateway: RunningGateway, model: FakeModelServer
 ) -> None:

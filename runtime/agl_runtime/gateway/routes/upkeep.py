@@ -27,7 +27,7 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/metrics", response_class=Response)
 async def prometheus(gateway: State) -> Response:
-    counts = await gateway.store.counts()
+    counts = await gateway.counts()
     text = metrics.render(gateway.metrics, gateway.hold.state(), gateway.hold.held_total_s, counts)
     return Response(text, media_type=METRICS_TYPE)
 
@@ -35,7 +35,7 @@ async def prometheus(gateway: State) -> Response:
 @router.get("/api/counts")
 async def counts(gateway: State) -> dict[str, int]:
     """Rollouts by state and calls by reason."""
-    return await gateway.store.counts()
+    return await gateway.counts()
 
 
 @router.post("/api/parts")
