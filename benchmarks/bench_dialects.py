@@ -20,16 +20,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.conversation import Shape, marked, requests
+from bench_gateway import CONNECTIONS, ROLLOUTS_AHEAD, SHAPE
+from support.conversation import marked, requests
 from support.load import Request, drive
 from support.report import emit, table
 from support.servers import Server, agl_gateway, model_stub
 
 from agl_runtime.gateway.dialects import all_dialects
 
-SHAPE = Shape(turns=8, first=1020, sampled=200, observed=80)
-CONNECTIONS = 16
-ROLLOUTS_AHEAD = 200
 WARM_S = 0.4
 LIMIT = 0.7
 

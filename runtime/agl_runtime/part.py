@@ -131,9 +131,8 @@ def _admin_key(state_dir: Path) -> str:
         fresh.touch(mode=0o600)
         fresh.write_text(f"agl-admin-{secrets.token_urlsafe(32)}", encoding="ascii")
         try:
-            os.link(fresh, file)
-        except FileExistsError:
-            pass  # another part was first; its key counts
+            with contextlib.suppress(FileExistsError):  # another part was first; its key counts
+                os.link(fresh, file)
         finally:
             fresh.unlink()
     return file.read_text(encoding="ascii").strip()

@@ -29,9 +29,9 @@ SETTLE_S = 5.0
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """`may_cancel` is false before its task runs and while the record is being written: a call that is abandoned then
-    ends after that. `reply`, `assembler` and `events` appear when the model server begins to answer; `held` are the
-    chunks that finish its answer."""
+    """`is_long` says that its request takes the store time to write. `may_cancel` is false before its task runs and
+    while the record is being written: a call that is abandoned then ends after that. `reply`, `assembler` and `events`
+    appear when the model server begins to answer; `held` are the chunks that finish its answer."""
 
     attempt: Attempt
     mode: Mode
@@ -77,10 +77,10 @@ class Call:
 
 @dataclass(eq=False)
 class Attempt:
-    """`answers` maps the ids of its answers to their calls, `answered` the tool-call ids in them to
-    the calls that gave them, and `sampled` those that only one call gave to their arguments, as far as that was since
-    the gateway's start. `repeats` counts requests that were sent again without the mark of a retry: each is a call of
-    its own."""
+    """`is_resumed` until its first call since the gateway's start, if it had calls before. `answers` maps the ids of
+    its answers to their calls, `answered` the tool-call ids in them to the calls that gave them, and `sampled` those
+    that only one call gave to their arguments, as far as that was since the gateway's start. `repeats` counts requests
+    that were sent again without the mark of a retry: each is a call of its own."""
 
     rollout: Rollout
     attempt_id: str

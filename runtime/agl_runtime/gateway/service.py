@@ -80,7 +80,8 @@ class CallService:
             return again
         if attempt.is_closed:
             raise sealed(attempt_id)
-        call = Call(attempt, mode, dialect, request, prepared, key, is_long=len(raw) > LONG_BYTES or attempt.is_resumed)
+        is_long = bool(named) or len(raw) > LONG_BYTES or attempt.is_resumed  # what is named may be of any length
+        call = Call(attempt, mode, dialect, request, prepared, key, is_long=is_long)
         call.task = asyncio.create_task(self._run(call))
         attempt.running.add(call)
         return ExchangeResponse(call.exchange, self._reading(attempt, call.exchange, call))

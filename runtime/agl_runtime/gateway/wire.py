@@ -1,7 +1,7 @@
 """POSTs to model servers over HTTP/1.1: connections are kept, one request at a time on each; httptools parses.
 
-A general client costs several times as much a call and a piece of a stream, and calls and pieces are what the gateway
-does most. Redirects, proxies and compression, which model servers have no use for, are not followed.
+Calls and pieces of streams are what the gateway does most, and a general client does more for each than they need.
+Redirects, proxies and compression, which model servers have no use for, are not followed.
 """
 
 from __future__ import annotations

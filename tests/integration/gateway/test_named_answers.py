@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
+from agl_runtime.store import codec
 from fakes.model_server import Answer, FakeModelServer, tool_call
 from fakes.running_gateway import RunningGateway
 
@@ -130,3 +132,14 @@ async def test_an_answer_of_another_api_is_no_previous_response(
         await client.responses.create(model="m", input="x", previous_response_id=answer.id, stream=stream)
     assert refused.value.code == "previous_response_not_found"
     assert len(model.requests) == 1
+
+
+async def test_a_conversation_that_is_only_named_is_written_beside_the_event_loop(
+    gateway: RunningGateway, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[bool] = []
+    encode, here = codec.encode, threading.get_ident()
+    monkeypatch.setattr(codec, "encode", lambda *args: writers.append(threading.get_ident() == here) or encode(*args))
+    first = await client.responses.create(model="m", input="x")
+    await client.responses.create(model="m", input="y", previous_response_id=first.id)
+    assert writers == [True, False]
