@@ -244,7 +244,7 @@ def _grow(into: Json, key: str, value: Any) -> None:
         else:
             into[key] = _Text([value])
     elif isinstance(value, list):
-        if not isinstance(known, list):
+        if type(known) is not list:
             known = into[key] = []
         if key == "token_ids":
             known += value

@@ -26,6 +26,11 @@ def assembled(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     return assembler.response()
 
 
+def test_a_text_that_becomes_a_list_is_replaced() -> None:
+    chunks = [{"choices": [{"index": 0, "delta": {"content": content}}]} for content in ("a", [None], ["b"])]
+    assert assembled(chunks)["choices"][0]["message"]["content"] == [None, "b"]
+
+
 class Uncopied(str):
     """A text that must not be added to another: adding each piece to a long text would cost its square."""
 
