@@ -32,6 +32,16 @@ from agl_runtime.schemas import Endpoint
 CONFIG_NAME = "agl.yaml"
 STATE_DIR = ".agl"
 ENV_PREFIX = "AGL_CFG_"
+EMBEDDED_ALGORITHMS = ("grpo", "dr_grpo", "rloo")
+VERL_ALGORITHMS = (
+    *EMBEDDED_ALGORITHMS,
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "opo",
+    "gpg",
+    "grpo_passk",
+)
+TRACKERS = ("console", "tensorboard", "wandb", "mlflow", "swanlab", "clearml", "trackio")
 RESERVED_ENV = frozenset({"AGL_KEY", "AGL_OPENAI_BASE_URL", "AGL_EVENT_URL"})
 
 
@@ -144,10 +154,22 @@ class GatewayConfig(_Section):
 
 
 class TrainConfig(_Section):
-    backend: Literal["embedded"] = "embedded"
-    """What trains: `embedded` is one process on this machine."""
-    algorithm: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """How rewards of a group become advantages."""
+    backend: Literal["embedded", "verl"] = "embedded"
+    """What trains: `embedded` is one process on this machine; `verl` is Ray, FSDP or Megatron, and vLLM, on any number
+    of GPUs (docs/verl.md)."""
+    algorithm: str = "grpo"
+    """How rewards of a group become advantages: grpo, dr_grpo or rloo; with the verl backend also reinforce_plus_plus,
+    reinforce_plus_plus_baseline, opo, gpg or grpo_passk."""
+    gpus: int = Field(default=1, ge=1)
+    """GPUs of a node. Only the verl backend uses more than one."""
+    nodes: int = Field(default=1, ge=1)
+    """Machines that train together, joined by Ray. Only the verl backend uses more than one."""
+    verl: dict[str, Any] = Field(default_factory=dict)
+    """Settings of verl by verl's own names, nested or dotted, that agl hands on: any that agl does not decide itself.
+    Only the verl backend has them."""
+    trackers: list[str] = Field(default_factory=lambda: ["console"])
+    """Where verl also writes its metrics: console, tensorboard, wandb, mlflow, swanlab, clearml, trackio. Only the verl
+    backend has them; metrics.jsonl is always written."""
     steps: int = Field(default=100, ge=1)
     """Policy updates in the run."""
     groups_per_step: int = Field(default=8, ge=1)
@@ -173,17 +195,19 @@ class TrainConfig(_Section):
     clip_high: float = Field(default=0.2, ge=0)
     """The ratio is clipped at 1 + clip_high."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the KL penalty to the starting policy; 0 loads no reference."""
+    """Weight of the KL penalty to the starting policy; 0 loads no reference. Only the embedded backend has it: verl
+    could not weigh it by rollouts."""
     tis_cap: float | None = Field(default=2.0, gt=0)
     """Cap of the truncated importance weight of stale tokens; none when null."""
     normalization: Literal["rollout", "sample", "token"] = "rollout"
     """Over what the loss is averaged."""
     mini_batches: int = Field(default=1, ge=1)
-    """Optimizer steps an epoch over the batch."""
+    """Optimizer steps an epoch over the batch. With the verl backend it divides `groups_per_step`."""
     epochs: int = Field(default=1, ge=1)
     """Passes over each batch."""
     token_budget: int = Field(default=8192, ge=16)
-    """Most tokens (with padding) in one forward pass of the update."""
+    """Most tokens (with padding) in one forward pass of the update; with the verl backend on each GPU, and at least one
+    sample of full length."""
     max_response_tokens: int = Field(default=8192, ge=1)
     """Response side of a sample is cut at this many tokens."""
     max_prompt_tokens: int = Field(default=8192, ge=1)
@@ -193,9 +217,9 @@ class TrainConfig(_Section):
     seed: int = 0
     """Seeds data order, sampling and the optimizer's RNG."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the embedded backend runs."""
+    """Where training runs. On the CPU the verl backend is for trying out only."""
     threads: int = Field(default=1, ge=1)
-    """torch CPU threads; more than one is slower for small models."""
+    """torch CPU threads of the embedded backend; more than one is slower for small models."""
     max_batch: int = Field(default=64, ge=1)
     """Most sequences that the embedded backend decodes at once."""
     save_every: int = Field(default=1, ge=1)
@@ -212,6 +236,26 @@ class TrainConfig(_Section):
         if value is not None and value < batch:
             raise ValueError(f"must be at least train.groups_per_step, which is {batch}")
         return value
+
+    @model_validator(mode="after")
+    def _honoured(self) -> TrainConfig:
+        """A value that the backend could not honour is refused, never ignored."""
+        own, other = (EMBEDDED_ALGORITHMS, "verl") if self.backend == "embedded" else (VERL_ALGORITHMS, "embedded")
+        if self.algorithm not in own:
+            raise ValueError(f"algorithm {self.algorithm} is none of the {self.backend} backend's: {', '.join(own)}")
+        for name in ("gpus", "nodes", "verl", "trackers") if other == "verl" else ("threads", "max_batch", "kl_coef"):
+            if getattr(self, name) != TrainConfig.model_fields[name].get_default(call_default_factory=True):
+                raise ValueError(
+                    f"only the {other} backend has train.{name}; remove it, or set train.backend to {other}"
+                )
+        if self.backend == "verl" and self.groups_per_step % self.mini_batches:
+            raise ValueError(
+                f"train.mini_batches is {self.mini_batches}, which must divide train.groups_per_step, "
+                f"{self.groups_per_step}, with the verl backend"
+            )
+        if unknown := set(self.trackers) - set(TRACKERS):
+            raise ValueError(f"train.trackers: {', '.join(sorted(unknown))} is none of {', '.join(TRACKERS)}")
+        return self
 
 
 class EvalConfig(_Section):

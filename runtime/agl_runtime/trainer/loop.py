@@ -13,8 +13,9 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
+from agl_runtime.algorithms.advantages import Algorithm
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Config, Project
 from agl_runtime.samples.build import build_samples
@@ -167,7 +168,7 @@ class TrainingLoop:
         self._progress.enter(Phase.UPDATING)
         members = [pair for group in groups for pair in self._finished.pop(group.number)]
         ended = [item for item, _ in members]
-        scores = score([candidate for _, candidate in members], self._config.train.algorithm)
+        scores = score([candidate for _, candidate in members], cast(Algorithm, self._config.train.algorithm))
         timed = await self._policy.update(scores.rollouts, scores.totals) if scores.rollouts else None
         age = Age(tuple(self._state.staleness(group) for group in groups), self._dropped)
         self._dropped = 0

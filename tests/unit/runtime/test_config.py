@@ -92,3 +92,31 @@ def test_a_secret_is_not_shown() -> None:
     config = Config.model_validate({"agent": {"command": "x"}, "model": {"api_key": "sk-1"}})
     assert "sk-1" not in repr(config)
     assert "sk-1" not in config.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ("{algorithm: opo}", r"algorithm opo is none of the embedded backend's: grpo, dr_grpo, rloo\."),
+        ("{backend: verl, algorithm: gae}", r"algorithm gae is none of the verl backend's: grpo, .*opo"),
+        ("{gpus: 4}", r"only the verl backend has train\.gpus; remove it, or set train\.backend to verl\."),
+        ("{verl: {x: 1}}", r"only the verl backend has train\.verl;"),
+        ("{trackers: [wandb]}", r"only the verl backend has train\.trackers;"),
+        ("{backend: verl, max_batch: 9}", r"only the embedded backend has train\.max_batch; remove it"),
+        ("{backend: verl, kl_coef: 0.1}", r"only the embedded backend has train\.kl_coef;"),
+        (
+            "{backend: verl, groups_per_step: 8, mini_batches: 3}",
+            r"train\.mini_batches is 3, which must divide train\.groups_per_step, 8, with the verl backend\.",
+        ),
+        ("{backend: verl, trackers: [paper]}", r"train\.trackers: paper is none of console, tensorboard,"),
+    ],
+)
+def test_what_the_backend_cannot_honour_is_refused(tmp_path: Path, train: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_project(write(tmp_path, f"{MINIMAL}train: {train}\n"), environ={})
+
+
+def test_settings_of_verl_are_handed_on_nested_or_dotted(tmp_path: Path) -> None:
+    root = write(tmp_path, MINIMAL + "train:\n  backend: verl\n  verl:\n    trainer.x: 1\n    trainer: {y: 2}\n")
+    project = load_project(root, overrides={"train.verl.trainer.z": "3"}, environ={})
+    assert project.config.train.verl == {"trainer.x": 1, "trainer": {"y": 2, "z": 3}}

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agl_runtime.errors import ConfigError
+from agl_runtime.trainer.backends.verl.managed import passed_through
+
+
+def test_nested_and_dotted_names_are_one():
+    nested = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "cispo"}}, "model.use_liger": True}}
+    assert passed_through(nested) == {
+        "actor_rollout_ref.actor.policy_loss.loss_mode": "cispo",
+        "actor_rollout_ref.model.use_liger": True,
+    }
+
+
+def test_a_plus_stays_in_front_wherever_it_stands():
+    assert passed_through({"+actor_rollout_ref.model": {"new": 1}, "trainer": {"+other": 2}}) == {
+        "+actor_rollout_ref.model.new": 1,
+        "+trainer.other": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"algorithm": {"adv_estimator": "grpo"}},
+            r"train\.verl sets algorithm\.adv_estimator, which agl manages\. Set train\.algorithm instead\.",
+        ),
+        ({"+algorithm.adv_estimator": "grpo"}, r"sets algorithm\.adv_estimator, which agl manages"),
+        ({"algorithm": "x"}, r"train\.verl sets algorithm, which agl manages\."),
+        ({"data.max_prompt_length": 3}, r"Set data\.train, data\.val and train\.groups_per_step instead\."),
+        (
+            {"actor_rollout_ref.actor.optim": None},
+            r"train\.verl sets actor_rollout_ref\.actor\.optim, which agl manages\. Set train\.lr instead\.",
+        ),
+        (
+            {"critic": {"enable": True}},
+            r"sets critic\.enable, which agl manages\. Remove it: agl's own part does this\.",
+        ),
+        (
+            {"actor_rollout_ref.actor.use_kl_loss": True},
+            r"sets actor_rollout_ref\.actor\.use_kl_loss: verl would add it up over all tokens",
+        ),
+        (
+            {"actor_rollout_ref.actor.policy_loss.loss_mode": "sapo"},
+            r"loss_mode to sapo, whose average train\.normalization could not decide\. Use one of vanilla,",
+        ),
+    ],
+)
+def test_what_agl_decides_is_refused_and_the_setting_named(settings: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        passed_through(settings)
+
+
+def test_what_only_begins_alike_is_not_refused():
+    assert passed_through({"actor_rollout_ref.rollout.name_of_it": 1, "database": 2})
