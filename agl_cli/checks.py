@@ -25,8 +25,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from agl_cli import diagnostics, machine, output, window
+from agl_cli import diagnostics, machine, output, verl, window
 from agl_cli.continuity import REMEDIES
+from agl_cli.findings import Doubt
 from agl_runtime.config import CONFIG_NAME, Project
 from agl_runtime.controller.reward import check_reward
 from agl_runtime.controller.runners.command import TaskPlace, render, split_command
@@ -44,14 +45,6 @@ LEAST_FREE_BYTES = 2 * 2**30
 ANSWER_S = 5.0
 SHOWN_FILES = 5
 FETCH_AGAIN = "Fetch or save the model again."
-
-
-class Doubt(Exception):
-    """`what` was found, and `fix` is what to do where it matters."""
-
-    def __init__(self, what: str, fix: str) -> None:
-        self.what, self.fix = what, fix
-        super().__init__(f"{what} {fix}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +268,8 @@ def tasks_to_measure(project: Project) -> str:
 def packages(project: Project) -> str:
     if project.config.model.endpoint:
         return "not needed: model.endpoint serves the policy"
+    if verl.is_chosen(project):
+        return verl.packages(project)
     missing = [name for name in EMBEDDED if importlib.util.find_spec(name) is None]
     if missing:
         raise PreconditionError(f"{', '.join(missing)} are not installed.", 'Run pip install "agl[embedded]".')
@@ -358,6 +353,8 @@ def port(project: Project) -> str:
 
 
 def gpu(project: Project) -> str:
+    if verl.is_chosen(project):
+        return verl.gpu(project)
     found, wanted = machine.find_gpu(), project.config.train.device
     if found is None and wanted == "cuda":
         raise PreconditionError("train.device is cuda, but no NVIDIA GPU was found.", "Set train.device to auto.")
@@ -368,6 +365,8 @@ def gpu(project: Project) -> str:
 
 def training(project: Project) -> str:
     """What this machine can train. Too little memory is a failure, a step of more than ten minutes a doubt."""
+    if verl.is_chosen(project):
+        return verl.training(project)
     view = machine.outlook(project, trainer_checks.policy_folder(project))
     if not view.fits:
         raise PreconditionError(
@@ -413,5 +412,6 @@ ALL: dict[str, Check] = (
 
 def all_for(project: Project) -> dict[str, Check]:
     """Every check that concerns the project: with a model server that is not agl's, nothing is trained."""
-    own = project.config.model.endpoint is None
-    return ALL if own else {name: check for name, check in ALL.items() if name in SCORING or name not in TRAINING}
+    if project.config.model.endpoint is not None:
+        return {name: check for name, check in ALL.items() if name in SCORING or name not in TRAINING}
+    return ALL | ({"tool parser": verl.tool_parser} if verl.is_chosen(project) else {})

@@ -45,16 +45,21 @@ class Outlook:
 
 def find_gpu() -> Gpu | None:
     """The first NVIDIA GPU that its driver names."""
+    return next(iter(find_gpus()), None)
+
+
+def find_gpus() -> list[Gpu]:
+    """All NVIDIA GPUs that their driver names."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return None
+        return []
     query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-        name, mebibytes = done.stdout.splitlines()[0].rsplit(",", 1)
-        return Gpu(name.strip(), int(mebibytes) * 2**20)
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None  # a driver that does not answer is no GPU to train on
+        rows = [line.rsplit(",", 1) for line in done.stdout.splitlines()]
+        return [Gpu(name.strip(), int(mebibytes) * 2**20) for name, mebibytes in rows]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []  # a driver that does not answer is no GPU to train on
 
 
 def outlook(project: Project, folder: Path) -> Outlook:

@@ -44,6 +44,7 @@ WORDS = {
     bool: "true or false",
     SecretStr: "secret",
     NoneType: "null",
+    Any: "value",
 }
 ROLLOUT_KEYS = {
     "rollout_id": "its id",
@@ -96,7 +97,7 @@ JSON_KEYS: dict[str, dict[str, str]] = {
         "update_s_total": "seconds of the device in updates",
         "logprob_gap_max": "largest difference between recorded and recomputed log-probabilities",
         "finished_at": "seconds since the epoch",
-        "(with --dry-run)": "instead {gateway, controller, trainer}: each part's arguments",
+        "(with --dry-run)": "instead {gateway, controller, trainer}: each part's arguments; {verl}: what verl is told",
     },
     "agl status": {
         "running": "null when nothing runs, else {command, pid, seconds}",
@@ -141,9 +142,9 @@ JSON_KEYS: dict[str, dict[str, str]] = {
         "checks": "[{name, state (ok, warning, failed), what, fix}]",
     },
     "agl config show": {
-        "setting": "(a list of objects) the path of a setting",
+        "setting": "(a list of objects) the path of a setting, or `verl: ` and verl's name of one",
         "value": "its effective value; secrets are ***",
-        "origin": "where it came from: a flag, a variable, agl.yaml, default",
+        "origin": "where it came from: a flag, a variable, agl.yaml, default; of verl's what decides it",
     },
 }
 

@@ -7,10 +7,11 @@ from typing import Any
 import typer
 from pydantic import SecretStr
 
-from agl_cli import output
+from agl_cli import diagnostics, output, verl
 from agl_cli.options import HERE, AsJson, ProjectDir, Settings
 from agl_cli.project import open_project
 from agl_runtime.config import Project, setting_paths
+from agl_runtime.errors import ConfigError
 
 HIDDEN = "***"
 
@@ -24,8 +25,15 @@ def config() -> None:
 
 @app.command()
 def show(project: ProjectDir = HERE, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Show every setting, its effective value and its origin: a flag, the environment, agl.yaml or the default."""
-    rows = effective(open_project(project, settings))
+    """Show every setting, its effective value and its origin: a flag, the environment, agl.yaml or the default. With
+    the verl backend also what verl is told, with the setting that decides it as origin."""
+    opened = open_project(project, settings)
+    rows = effective(opened)
+    if verl.is_chosen(opened):
+        try:
+            rows += verl.effective(opened)
+        except ConfigError as error:  # also a model that is still to be fetched
+            diagnostics.problem(f"What verl is told cannot be shown: {error.what}", error.fix, level="Warning")
     if as_json:
         output.emit_json(rows)
     else:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agl_cli import checks, diagnostics, output, training
+from agl_cli import checks, diagnostics, output, training, verl
 from agl_cli.options import HERE, AsJson, ProjectDir, Settings
 from agl_cli.progress import pass_at_1
 from agl_cli.project import open_project
@@ -42,6 +42,10 @@ def up(
     for finding in findings:
         if finding.name in ANNOUNCED:
             diagnostics.note(f"{finding.name}: {finding.what}")
+    told = verl.effective(opened) if verl.is_chosen(opened) else []
+    if not (dry_run and as_json):
+        for row in told:
+            diagnostics.note(f"{row['setting']} = {output.compact(row['value'])}")
     if dry_run:
         _show_commands(opened, settings or (), as_json=as_json)
     elif detach:
@@ -56,7 +60,7 @@ def up(
 def _show_commands(project: Project, settings: Sequence[str], *, as_json: bool) -> None:
     commands = {command.name: list(command.argv) for command in training.part_commands(project, settings)}
     if as_json:
-        output.emit_json(commands)
+        output.emit_json(commands | ({"verl": verl.told(project)} if verl.is_chosen(project) else {}))
     else:
         for argv in commands.values():
             output.emit(shlex.join(argv))

@@ -100,6 +100,7 @@ REFUSED: Mapping[str, str] = {
     f"{ACTOR}.entropy_coeff": _UNWEIGHTED,
     "algorithm.use_kl_in_reward": "it would take the reward of each rollout's last sample only",
     "algorithm.rollout_correction.bypass_mode": "the weights before the update are recomputed, as train.tis_cap needs",
+    "ray_kwargs.ray_init.runtime_env.env_vars": "it would stand in logs and trackers; your shell's variables reach Ray",
     f"{ACTOR}.shuffle": "mini-batches would no longer weigh rollouts equally",
 }
 LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
@@ -115,6 +116,14 @@ def passed_through(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in found.items():
         _require_own(key.lstrip("+"), value)
     return found
+
+
+def decider(key: str, settings: Mapping[str, Any]) -> str:
+    """What decides a key of verl: a setting of agl by its name, `train.verl` (`settings`), or agl itself."""
+    if key in {name.lstrip("+") for name in _flat(settings)}:
+        return "train.verl"
+    name = _touched(key, MANAGED)
+    return "agl" if name is None else MANAGED[name]
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

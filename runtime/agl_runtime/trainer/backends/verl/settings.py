@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agl_runtime.config import Config
+from agl_runtime.config import Config, Project
 from agl_runtime.errors import ConfigError
 from agl_runtime.trainer.backends.verl.families import Family
 from agl_runtime.trainer.backends.verl.managed import ACTOR, MODEL, ROLLOUT, SERVER, passed_through
+from agl_runtime.trainer.checks import policy_folder
 
 PACKAGE = "agl_runtime.trainer.backends.verl"
 MANAGER = f"{PACKAGE}.manager.GroupManager"
@@ -27,6 +28,7 @@ CHECKPOINT_CALLBACK = f"{PACKAGE}.checkpoint.CheckpointCallback"
 ESTIMATOR_PREFIX = "rollout_"
 CPU_ROLLOUT = "agl_embedded"
 CPU_SEQUENCES = 64
+CHECKPOINTS = "checkpoints"
 NO_DUAL_CLIP = 1e9  # past the largest ratio that verl computes, e^20
 
 
@@ -42,6 +44,21 @@ class Paths:
     val_tasks: Path | None
     run_name: str = "agl"
     resume_from: Path | None = None
+
+    @classmethod
+    def of(cls, project: Project, *, run_name: str | None = None, resume_from: Path | None = None) -> Paths:
+        """Where a project has them. Raises ConfigError where something is missing."""
+        data = project.config.data
+        if not data.train:
+            raise ConfigError("There are no training tasks.", "Set data.train in agl.yaml to a JSON Lines file.")
+        return cls(
+            policy=policy_folder(project),
+            checkpoints=project.state_dir / CHECKPOINTS,
+            train_tasks=project.path(data.train),
+            val_tasks=project.path(data.val) if data.val else None,
+            run_name=run_name or project.root.name,
+            resume_from=resume_from,
+        )
 
 
 def overrides(config: Config, paths: Paths, family: Family, *, on_cpu: bool) -> dict[str, Any]:

@@ -46,6 +46,10 @@ def test_a_plus_stays_in_front_wherever_it_stands():
             r"sets actor_rollout_ref\.actor\.use_kl_loss: verl would add it up over all tokens",
         ),
         (
+            {"ray_kwargs.ray_init.runtime_env": {"env_vars": {"WANDB_API_KEY": "s3cret"}}},
+            r"env_vars\.WANDB_API_KEY: it would stand in logs and trackers; your shell's variables reach Ray\. Remove",
+        ),
+        (
             {"actor_rollout_ref.actor.policy_loss.loss_mode": "sapo"},
             r"loss_mode to sapo, whose average train\.normalization could not decide\. Use one of vanilla,",
         ),
