@@ -29,6 +29,7 @@ COMMANDS = {
     "logs": "Show the logs of the parts.",
     "rollouts": "List, show and export what was recorded.",
     "eval": "Measure a policy on the validation tasks.",
+    "export": "Write a checkpoint's policy in Hugging Face layout.",
     "doctor": "Check all that a run needs, with remedies.",
     "config": "Show every setting and where its value came from.",
 }

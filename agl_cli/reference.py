@@ -127,6 +127,11 @@ JSON_KEYS: dict[str, dict[str, str]] = {
         "continuity": "whose it is and what to do about splits: {harness, template, dialects, remedies by cause}",
         "conversations": "a list of chat messages for each sample; without samples, for each main conversation",
     },
+    "agl export": {
+        "version": "the policy version that was written",
+        "step": "after which step it was saved",
+        "folder": "where it was written",
+    },
     "agl eval": {
         "policy": "the folder measured, or null for model.endpoint",
         "pass_at_1": "mean over tasks of the share of their rollouts with reward 1 or more",

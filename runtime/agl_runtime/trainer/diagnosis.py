@@ -6,20 +6,20 @@ from collections import Counter
 from collections.abc import Sequence
 
 from agl_runtime.trainer.evaluation import PASS_AT
-from agl_runtime.trainer.rollouts import Ended
+from agl_runtime.trainer.rollouts import Result
 from agl_runtime.trainer.scoring import NO_SPREAD
 
 
-def no_signal(ended: Sequence[Ended], skipped: Sequence[str]) -> str:
+def no_signal(ended: Sequence[Result], skipped: Sequence[str]) -> str:
     """Cause and remedies, from the rollouts of the first steps and the reasons why these steps were skipped."""
     return f"No signal: none of the first {len(skipped)} steps could teach the policy anything. {_why(ended, skipped)}"
 
 
-def _why(ended: Sequence[Ended], skipped: Sequence[str]) -> str:
+def _why(ended: Sequence[Result], skipped: Sequence[str]) -> str:
     rewards = [item.reward for item in ended if item.reward is not None]
     if all(item.error for item in ended):
         return _all_failed(ended)
-    if not any(item.calls.calls for item in ended):
+    if not any(item.call_count for item in ended):
         if all(item.agent_error for item in ended):
             how = Counter(item.agent_error for item in ended).most_common(1)[0][0]
             return f"Every agent failed before its first model call; most often it {how}. Try it with `agl run`."
@@ -38,7 +38,7 @@ def _why(ended: Sequence[Ended], skipped: Sequence[str]) -> str:
     return _all_equal(rewards[0])
 
 
-def _all_failed(ended: Sequence[Ended]) -> str:
+def _all_failed(ended: Sequence[Result]) -> str:
     errors = Counter(item.error or "no reason given" for item in ended)
     return (
         f"Every rollout failed, most often because: {errors.most_common(1)[0][0].rstrip('.')}. "

@@ -18,7 +18,7 @@ from typing import Any
 
 from agl_runtime.schemas import PolicyVersion
 from agl_runtime.trainer.evaluation import Evaluation
-from agl_runtime.trainer.rollouts import Ended
+from agl_runtime.trainer.rollouts import Result
 from agl_runtime.trainer.scoring import Scores
 from agl_runtime.trainer.state import replace_file
 
@@ -92,7 +92,7 @@ class MetricsLog:
 def step_line(
     step: int,
     version: PolicyVersion,
-    ended: Sequence[Ended],
+    ended: Sequence[Result],
     scores: Scores,
     figures: Mapping[str, float],
     times: Times,
@@ -132,7 +132,7 @@ def step_line(
 
 
 def validation_line(
-    step: int, version: PolicyVersion, result: Evaluation, ended: Sequence[Ended], seconds: float
+    step: int, version: PolicyVersion, result: Evaluation, ended: Sequence[Result], seconds: float
 ) -> Line:
     return {
         "kind": "validation",
@@ -146,13 +146,13 @@ def validation_line(
     }
 
 
-def agent_failures(ended: Sequence[Ended]) -> Line:
+def agent_failures(ended: Sequence[Result]) -> Line:
     """How many agents of scored rollouts failed, and how most of them did."""
     errors = Counter(item.agent_error for item in ended if item.reward is not None and item.agent_error)
     return {"agents_failed": errors.total(), "agent_error": errors.most_common(1)[0][0] if errors else None}
 
 
-def agent_use(ended: Sequence[Ended]) -> Line:
+def agent_use(ended: Sequence[Result]) -> Line:
     """Mean CPU seconds and mean peak memory of the agents that were measured, and their CPU seconds in all."""
     cpu = [item.cpu_s for item in ended if item.cpu_s is not None]
     rss = [item.rss_mb for item in ended if item.rss_mb is not None]

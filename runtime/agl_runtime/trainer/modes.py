@@ -158,8 +158,10 @@ async def _run(
     metrics: MetricsLog,
 ) -> Outcome:
     project = part.project
-    backend = outside.make_backend(project.config, base)
     epoch = state.next_epoch(project.state_dir)
+    if project.config.train.backend == "verl":
+        return await _run_verl(part, stop, outside, run, epoch, newest, metrics)
+    backend = outside.make_backend(project.config, base)
     begin_at = newest.saved.schedule_state(metrics.validated()) if newest else State(validated=metrics.validated())
     progress = Progress(run_id=run.run_id, step=begin_at.step, steps=project.config.train.steps)
     async with await _connected(part, stop, outside) as client:
@@ -170,6 +172,29 @@ async def _run(
                 await client.record_checkpoint(newest.saved.record(newest.folder))
             loop = TrainingLoop(RunContext(project, client, policy, tasks, run, epoch, metrics, progress))
             outcome = await loop.run(begin_at, stop)
+        await _say_done(client, progress)
+        return outcome
+
+
+async def _run_verl(
+    part: Part,
+    stop: asyncio.Event,
+    outside: Outside,
+    run: state.Run,
+    epoch: int,
+    newest: state.Checkpoint | None,
+    metrics: MetricsLog,
+) -> Outcome:
+    """verl's own loop trains; see `backends.verl`."""
+    from agl_runtime.trainer.backends.verl import launch
+
+    steps = part.project.config.train.steps
+    progress = Progress(run_id=run.run_id, step=newest.saved.step if newest else 0, steps=steps)
+    async with await _connected(part, stop, outside) as client:
+        if newest:
+            await client.record_checkpoint(newest.saved.record(newest.folder))
+        start = launch.Start(part.project, client, run, epoch, newest, metrics, progress)
+        outcome = await launch.train(start, stop)
         await _say_done(client, progress)
         return outcome
 

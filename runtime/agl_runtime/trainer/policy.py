@@ -77,8 +77,7 @@ class Policy:
         began = time.monotonic()
         self._changing = True
         try:
-            await self._client.pause("The policy's weights are changing.")
-            await self._drain()
+            await hold(self._client, self._drain_limit_s)
             update_began = time.monotonic()
             result = await self._backend.update(rollouts, totals)
             update_s = time.monotonic() - update_began
@@ -109,12 +108,15 @@ class Policy:
             raise TrainerError("The policy was updated before it served.", "Report this as a fault of agl.")
         return self._model.model_copy(update={"run_epoch": version.epoch, "version": version.updates})
 
-    async def _drain(self) -> None:
-        give_up_at = time.monotonic() + self._drain_limit_s
-        while (state := await self._client.proxy_state(drained_wait_s=DRAIN_WAIT_S)).inflight:
-            if time.monotonic() > give_up_at:
-                raise TrainerError(
-                    f"{state.inflight} model calls did not end within {self._drain_limit_s:.0f} s of holding new ones.",
-                    "See `agl logs trainer`; gateway.upstream_timeout_s limits how long a call may take.",
-                )
-            await asyncio.sleep(DRAIN_PAUSE_S)
+
+async def hold(client: GatewayClient, drain_limit_s: float) -> None:
+    """Hold new calls and wait until none is at a model server. Raises TrainerError when some do not end in time."""
+    await client.pause("The policy's weights are changing.")
+    give_up_at = time.monotonic() + drain_limit_s
+    while (state := await client.proxy_state(drained_wait_s=DRAIN_WAIT_S)).inflight:
+        if time.monotonic() > give_up_at:
+            raise TrainerError(
+                f"{state.inflight} model calls did not end within {drain_limit_s:.0f} s of holding new ones.",
+                "See `agl logs trainer`; gateway.upstream_timeout_s limits how long a call may take.",
+            )
+        await asyncio.sleep(DRAIN_PAUSE_S)

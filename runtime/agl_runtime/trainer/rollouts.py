@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import orjson
 
@@ -91,6 +91,23 @@ class Work:
         ]
 
 
+class Result(Protocol):
+    """What metrics and diagnosis look at of a rollout that has ended; see `Ended`."""
+
+    @property
+    def reward(self) -> float | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def agent_error(self) -> str | None: ...
+    @property
+    def cpu_s(self) -> float | None: ...
+    @property
+    def rss_mb(self) -> float | None: ...
+    @property
+    def call_count(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A rollout that has ended. `reward` is within REWARD_LIMIT, or None with the reason in `error`; `agent_error` says
@@ -104,6 +121,10 @@ class Ended:
     agent_error: str | None = None
     cpu_s: float | None = None
     rss_mb: float | None = None
+
+    @property
+    def call_count(self) -> int:
+        return len(self.calls.calls)
 
     @property
     def sampled_tokens(self) -> int:

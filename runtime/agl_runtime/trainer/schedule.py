@@ -15,13 +15,14 @@ state rebuilt by `resumed` from what `Save` kept goes on as if the run had never
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from agl_runtime.schemas import PolicyVersion
 
+T = TypeVar("T")
 BASE_VERSION = PolicyVersion(0, 0)
 Ended = Literal["complete", "stopped", "no_signal"]
 
@@ -177,6 +178,21 @@ def advance(plan: Plan, state: State, event: Event) -> Move:
     return _next(plan, state)
 
 
+def cut(
+    groups: Iterable[T],
+    batch: int,
+    max_staleness: int | None,
+    staleness: Callable[[T], int],
+    is_ready: Callable[[T], bool],
+) -> tuple[tuple[T, ...], tuple[T, ...]]:
+    """Of `groups`, oldest first: those that are too stale, finished or not; and of the others the first `batch` that
+    are ready, or none while these are fewer."""
+    groups = tuple(groups)
+    stale = tuple(group for group in groups if max_staleness is not None and staleness(group) > max_staleness)
+    ready = tuple(group for group in groups if group not in stale and is_ready(group))
+    return stale, ready[:batch] if len(ready) >= batch else ()
+
+
 def _next(plan: Plan, state: State) -> Move:
     if state.phase is not Phase.SAMPLING:
         return state, ()
@@ -209,13 +225,12 @@ def _validation_due(plan: Plan, state: State) -> bool:
 
 def _sample(plan: Plan, state: State) -> Move:
     """Drop what is too stale, cut a batch if one is complete, and keep as many groups under way as wanted."""
-    limit = plan.max_staleness
-    stale = [group for group in state.open if limit is not None and state.staleness(group) > limit]
+    stale, batch = cut(
+        state.open, plan.batch, plan.max_staleness, state.staleness, lambda group: group.number in state.ready
+    )
     state = _without(state, stale)
     drops = tuple(Drop(group) for group in stale)
-    finished = [group for group in state.open if group.number in state.ready]
-    if len(finished) >= plan.batch:
-        batch = tuple(finished[: plan.batch])
+    if batch:
         return replace(_without(state, batch), phase=Phase.UPDATING), (*drops, Update(batch))
     still_needed = (plan.steps - state.step) * plan.batch - len(state.open)
     count = max(0, min(plan.active - len(state.open), still_needed))

@@ -29,6 +29,7 @@ RUN_FILE = "run.json"
 LOCK_FILE = "run/trainer.lock"
 CHECKPOINTS = "checkpoints"
 STATE_FILE = "state.json"
+WRITE_ERRORS = (OSError, ValueError, RuntimeError)  # torch has no errors of its own for files
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +140,39 @@ def replace_file(file: Path, text: str) -> None:
         handle.flush()
         os.fsync(handle.fileno())
     fresh.replace(file)
+
+
+@contextlib.contextmanager
+def placing(folder: Path) -> Iterator[Path]:
+    """A new folder to fill, which is flushed to the disk and gets its place when the block ends: it is there whole or
+    not at all. Raises TrainerError when it exists or cannot be written; nothing of it then remains."""
+    if folder.exists():
+        raise TrainerError(f"The checkpoint {folder} exists already.", "Move it away.")
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        for path in [*partial.rglob("*"), partial]:
+            if not path.is_symlink():
+                _flush(path)
+        partial.rename(folder)
+        _flush(folder.parent)
+    except WRITE_ERRORS as error:
+        free_mib = shutil.disk_usage(folder.parent).free / 2**20  # torch says nothing of a full disk
+        shutil.rmtree(partial, ignore_errors=True)
+        raise TrainerError(
+            f"The checkpoint {folder} cannot be written, with {free_mib:,.0f} MiB free there: {error}.",
+            "Correct that, then resume from the last checkpoint.",
+        ) from error
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def next_epoch(state_dir: Path) -> int:

@@ -4,16 +4,14 @@
     trainer.pt                                          optimizer, torch's RNG, the stream of sampling seeds
     state.json                                          the trainer's own state
 
-A checkpoint is written beside its place, flushed to the disk and then renamed: it is there whole or not at all.
+A checkpoint is there whole or not at all, see `state.placing`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import random
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,9 @@ from safetensors import SafetensorError
 
 from agl_runtime.errors import TrainerError
 from agl_runtime.trainer.backends.embedded.policy import Policy
+from agl_runtime.trainer.state import STATE_FILE, placing
 
 TRAINER_FILE = "trainer.pt"
-STATE_FILE = "state.json"
 _READ_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError)
 
 
@@ -37,29 +35,17 @@ def save_checkpoint(
     state: Mapping[str, Any],
 ) -> None:
     """Raises TrainerError when the folder exists or cannot be written; nothing of it then remains."""
-    if folder.exists():
-        raise TrainerError(f"The checkpoint {folder} exists already.", "Move it away.")
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        policy.model.save_pretrained(partial)
+    with placing(folder) as partial:
+        try:
+            policy.model.save_pretrained(partial)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
         policy.tokenizer.save_pretrained(partial)
         torch.save(
             {"optimizer": optimizer.state_dict(), "torch_rng": _torch_rng(), "seeds": seeds.getstate()},
             partial / TRAINER_FILE,
         )
         (partial / STATE_FILE).write_text(json.dumps(dict(state)), encoding="utf-8")
-        for path in [*partial.rglob("*"), partial]:
-            _flush(path)
-        partial.rename(folder)
-        _flush(folder.parent)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        free_mib = shutil.disk_usage(folder.parent).free / 2**20  # torch says nothing of a full disk
-        shutil.rmtree(partial, ignore_errors=True)
-        raise TrainerError(
-            f"The checkpoint {folder} cannot be written, with {free_mib:,.0f} MiB free there: {error}.",
-            "Correct that, then resume from the last checkpoint.",
-        ) from error
 
 
 def read_updates(folder: Path) -> int:
@@ -92,14 +78,6 @@ def restore(folder: Path, optimizer: torch.optim.Optimizer, seeds: random.Random
 
 def _torch_rng() -> list[torch.Tensor]:
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _broken(file: Path, error: Exception) -> TrainerError:

@@ -18,45 +18,45 @@ from agl_runtime.config import Config, Project
 from agl_runtime.errors import ConfigError
 from agl_runtime.trainer.backends.verl.families import Family
 from agl_runtime.trainer.backends.verl.managed import ACTOR, MODEL, ROLLOUT, SERVER, passed_through
+from agl_runtime.trainer.backends.verl.setup import CHECKPOINTS, SETUP_FILE, run_folder
 from agl_runtime.trainer.checks import policy_folder
 
 PACKAGE = "agl_runtime.trainer.backends.verl"
-MANAGER = f"{PACKAGE}.manager.GroupManager"
+MANAGER = f"{PACKAGE}.manager.GatewayManager"
 DATASET = (f"pkg://{PACKAGE}.dataset", "TaskDataset")
 SAMPLER = (f"pkg://{PACKAGE}.sampler", "GroupSampler")
-CHECKPOINT_CALLBACK = f"{PACKAGE}.checkpoint.CheckpointCallback"
+CHECKPOINT_CALLBACK = f"{PACKAGE}.checkpoint.CheckpointCommit"
 ESTIMATOR_PREFIX = "rollout_"
 CPU_ROLLOUT = "agl_embedded"
 CPU_SEQUENCES = 64
-CHECKPOINTS = "checkpoints"
 NO_DUAL_CLIP = 1e9  # past the largest ratio that verl computes, e^20
 
 
 @dataclass(frozen=True, slots=True)
 class Paths:
     """What the launcher knows and the configuration does not. `policy` is the Hugging Face folder to start from;
-    `checkpoints` where verl writes `global_step_N`; `resume_from` such a folder, None for a new run; `train_tasks` and
-    `val_tasks` go to the data set; `run_name` is what trackers call the run."""
+    `checkpoints` where verl writes `global_step_N`; `resume_from` such a folder, None for a new run; `setup` the file
+    that agl's pieces read; `validates`: there are validation tasks; `run_name` is what trackers call the run."""
 
     policy: Path
     checkpoints: Path
-    train_tasks: Path
-    val_tasks: Path | None
+    setup: Path
+    validates: bool
     run_name: str = "agl"
     resume_from: Path | None = None
 
     @classmethod
-    def of(cls, project: Project, *, run_name: str | None = None, resume_from: Path | None = None) -> Paths:
-        """Where a project has them. Raises ConfigError where something is missing."""
-        data = project.config.data
-        if not data.train:
+    def of(cls, project: Project, run_id: str = "RUN", resume_from: Path | None = None) -> Paths:
+        """Where a run of the project has them. Raises ConfigError where something is missing."""
+        if not project.config.data.train:
             raise ConfigError("There are no training tasks.", "Set data.train in agl.yaml to a JSON Lines file.")
+        folder = run_folder(project, run_id)
         return cls(
             policy=policy_folder(project),
-            checkpoints=project.state_dir / CHECKPOINTS,
-            train_tasks=project.path(data.train),
-            val_tasks=project.path(data.val) if data.val else None,
-            run_name=run_name or project.root.name,
+            checkpoints=folder / CHECKPOINTS,
+            setup=folder / SETUP_FILE,
+            validates=bool(project.config.data.val),
+            run_name=run_id,
             resume_from=resume_from,
         )
 
@@ -159,8 +159,8 @@ def _rollout(config: Config, family: Family, *, on_cpu: bool) -> dict[str, Any]:
 def _data(config: Config, paths: Paths) -> dict[str, Any]:
     """The order of the tasks is the data set's own, so verl does not shuffle."""
     return {
-        "data.train_files": str(paths.train_tasks),
-        "data.val_files": str(paths.val_tasks or ""),
+        "data.train_files": f"train:{paths.setup}",
+        "data.val_files": f"val:{paths.setup}",
         "data.custom_cls.path": DATASET[0],
         "data.custom_cls.name": DATASET[1],
         "data.train_batch_size": config.train.groups_per_step,
@@ -170,12 +170,12 @@ def _data(config: Config, paths: Paths) -> dict[str, Any]:
         "data.shuffle": False,
         "data.seed": config.train.seed,
         "data.dataloader_num_workers": 0,
+        "reward.num_workers": 1,  # verl starts them whatever gives the reward; they do nothing
     }
 
 
 def _trainer(config: Config, paths: Paths, *, on_cpu: bool) -> dict[str, Any]:
     train = config.train
-    validates = paths.val_tasks is not None
     return {
         "trainer.device": "cpu" if on_cpu else "cuda",
         "trainer.n_gpus_per_node": train.gpus,
@@ -185,9 +185,9 @@ def _trainer(config: Config, paths: Paths, *, on_cpu: bool) -> dict[str, Any]:
         "trainer.total_training_steps": train.steps,
         "trainer.total_epochs": 1,
         "trainer.save_freq": train.save_every,
-        "trainer.max_actor_ckpt_to_keep": train.keep_checkpoints,
-        "trainer.test_freq": (config.eval.every or train.steps) if validates else -1,
-        "trainer.val_before_train": validates and paths.resume_from is None,
+        "trainer.v1.sampler.sampler_kwargs": {"setup": str(paths.setup)},
+        "trainer.test_freq": (config.eval.every or train.steps) if paths.validates else -1,
+        "trainer.val_before_train": paths.validates and paths.resume_from is None,
         "trainer.default_local_dir": str(paths.checkpoints),
         "trainer.resume_mode": "resume_path" if paths.resume_from else "disable",
         "trainer.resume_from_path": str(paths.resume_from) if paths.resume_from else None,

@@ -16,7 +16,7 @@ from agl_runtime.trainer.backends.verl.settings import Paths, overrides
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
-PATHS = Paths(Path("/policy"), Path("/run/checkpoints"), Path("/tasks.jsonl"), Path("/val.jsonl"), "mine")
+PATHS = Paths(Path("/policy"), Path("/run/checkpoints"), Path("/run/setup.json"), True, "mine")
 FAMILY = Family("qwen3", "hermes", "qwen3", context=32768)
 
 
@@ -82,7 +82,6 @@ def test_every_setting_that_verl_has_too_reaches_it():
         "data.max_response_length": 3000,
         "trainer.total_training_steps": 50,
         "trainer.save_freq": 5,
-        "trainer.max_actor_ckpt_to_keep": 2,
         "trainer.test_freq": 10,
         "trainer.n_gpus_per_node": 4,
         "trainer.nnodes": 2,
@@ -131,7 +130,7 @@ def test_the_token_budget_holds_a_sample_of_full_length():
 
 
 def test_without_validation_tasks_nothing_is_validated():
-    values = made(paths=Paths(Path("/p"), Path("/c"), Path("/t"), None))
+    values = made(paths=Paths(Path("/p"), Path("/c"), Path("/s"), False))
     assert (values["trainer.test_freq"], values["trainer.val_before_train"]) == (-1, False)
 
 
@@ -141,7 +140,7 @@ def test_validation_first_and_last_only_is_verls_last_step():
 
 
 def test_a_resumed_run_goes_on_from_the_folder_and_does_not_validate_first():
-    values = made(paths=Paths(Path("/p"), Path("/c"), Path("/t"), Path("/v"), resume_from=Path("/c/global_step_3")))
+    values = made(paths=Paths(Path("/p"), Path("/c"), Path("/s"), True, resume_from=Path("/c/global_step_3")))
     assert (values["trainer.resume_mode"], values["trainer.resume_from_path"]) == ("resume_path", "/c/global_step_3")
     assert values["trainer.val_before_train"] is False
 

@@ -1,0 +1,114 @@
+"""What verl's processes tell, turned into agl's metrics and the trainer's status."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from agl_runtime.client import GatewayClient
+from agl_runtime.schemas import Model
+from agl_runtime.trainer.backends.verl.records import GroupRecord, Told, scores_of
+from agl_runtime.trainer.backends.verl.setup import SERVER_KEY, Lines, Setup
+from agl_runtime.trainer.metrics import Age, Line, MetricsLog, Times, step_line
+from agl_runtime.trainer.progress import Progress
+from agl_runtime.trainer.schedule import Phase
+
+FIGURES = {
+    "loss": "actor/pg_loss",
+    "grad_norm": "actor/grad_norm",
+    "kl": "actor/ppo_kl",
+    "clip_fraction": "actor/pg_clipfrac",
+    "entropy": "actor/entropy",
+    "logprob_gap": "training/rollout_probs_diff_max",
+    "tis_weight": "rollout_corr/rollout_is_mean",
+    "tis_capped": "rollout_corr/rollout_is_ratio_fraction_high",
+}
+"""agl's names for what verl measures; what verl does not give is 0."""
+
+log = logging.getLogger(__name__)
+
+
+class Follower:
+    """`catch_up` reads on; `unlearnt` are the rollouts of the batches that could teach nothing, before any update."""
+
+    def __init__(self, setup: Setup, metrics: MetricsLog, progress: Progress, figures: Path) -> None:
+        self._setup = setup
+        self._metrics = metrics
+        self._progress = progress
+        self._events = setup.events()
+        self._figures = Lines(figures)
+        self._batch = setup.project.config.train.groups_per_step
+        self._groups: dict[str, GroupRecord] = {}
+        self._batches: dict[int, Mapping[str, Any]] = {}
+        self._models: list[Model] = []
+        self._ready = 0
+        self.unlearnt: list[Told] = []
+        self.saved = setup.step
+
+    def catch_up(self) -> None:
+        for event in self._events.fresh():
+            if event["kind"] == "group":
+                self._groups[event["uid"]] = GroupRecord.parse(event)
+            if event["epoch"] == self._setup.run_epoch:
+                self._on(event)
+        for line in self._figures.fresh():
+            if (step := line["step"]) in self._batches:
+                self._metrics.append(self._line(step, self._batches.pop(step), line["data"]))
+
+    async def announce(self, client: GatewayClient) -> None:
+        """Tell a gateway that began anew; while weights change there is nothing to tell."""
+        for model in self._models:
+            await client.register_model(model)
+
+    def _on(self, event: Mapping[str, Any]) -> None:
+        match event["kind"]:
+            case "serving":
+                key = os.environ.get(SERVER_KEY)
+                self._models = [Model(**model, api_key=SecretStr(key) if key else None) for model in event["models"]]
+                self._progress.detail["version"] = str(self._setup.weights(event["step"]))
+            case "dispatched":
+                self._progress.sampling(self._ready, self._batch)
+            case "group":
+                self._ready += 1
+                self._progress.sampled(sum(item["sampled_tokens"] for item in event["rollouts"]))
+                if self._progress.phase == Phase.SAMPLING:
+                    self._progress.sampling(min(self._ready, self._batch), self._batch)
+            case "batch":
+                self._ready -= len(event["uids"])
+                self._batches[event["step"]] = event
+            case "skipped":
+                self._ready -= len(event["uids"])
+                self.unlearnt += [item for uid in event["uids"] for item in self._groups[uid].rollouts]
+                log.warning("a batch for step %d is replaced: no group has rewards that differ", event["step"])
+            case "held":
+                self._models = []
+                self._progress.enter(Phase.UPDATING)
+            case "validating":
+                self._progress.enter(Phase.VALIDATING, event["rollouts"], "rollouts")
+            case "validation" if event["line"]:
+                self._metrics.append(event["line"])
+            case "validation":
+                log.warning("the validation at step %d says nothing: no rollout got a reward", event["step"])
+            case "saved":
+                self.saved = event["step"]
+
+    def _line(self, step: int, batch: Mapping[str, Any], data: Mapping[str, Any]) -> Line:
+        groups = [self._groups.pop(uid) for uid in batch["uids"]]
+        rollouts = [item for group in groups for item in group.rollouts]
+        sample_s, step_s = data.get("timing_s/gen", 0.0), data.get("timing_s/step", 0.0)
+        save_s = data.get("timing_s/save_checkpoint", 0.0)
+        times = Times(sample_s, step_s - sample_s, step_s - sample_s - save_s, save_s)
+        figures = {name: float(data[theirs]) for name, theirs in FIGURES.items() if theirs in data}
+        age = Age(tuple(batch["staleness"]), batch["dropped"])
+        line = step_line(step, self._setup.weights(step), rollouts, scores_of(groups), figures, times, age)
+        self._progress.detail |= {
+            "step": step,
+            "reward": line["reward_mean"],
+            "tokens_per_s": round(line["sampled_tokens"] / sample_s, 1) if sample_s else None,
+        }
+        return line

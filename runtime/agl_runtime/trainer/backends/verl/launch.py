@@ -1,0 +1,193 @@
+"""A verl run from the trainer's side: starts Ray and verl, waits, and says how it ended.
+
+verl's own loop does the work, in Ray's processes, which end with this one. What they tell becomes agl's metrics and
+the trainer's status (`follow`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from agl_runtime.client import GatewayClient
+from agl_runtime.config import Config, Project
+from agl_runtime.errors import PreconditionError, TrainerError
+from agl_runtime.trainer import diagnosis, state
+from agl_runtime.trainer.backends.verl.compose import compose
+from agl_runtime.trainer.backends.verl.families import read_family
+from agl_runtime.trainer.backends.verl.follow import Follower
+from agl_runtime.trainer.backends.verl.settings import Paths, overrides
+from agl_runtime.trainer.backends.verl.setup import SERVER_KEY, VERL_LINK, Ending, Setup
+from agl_runtime.trainer.metrics import MetricsLog, Outcome
+from agl_runtime.trainer.progress import Progress
+from agl_runtime.trainer.scoring import NO_SPREAD
+
+PLUGIN = "agl_runtime.trainer.backends.verl.plugin"
+FOLLOW_EVERY_S = 0.25
+RAY_CPUS = 16
+"""What Ray is told that there are, where verl computes on the CPU."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run begins with; `newest` is the checkpoint that it goes on from."""
+
+    project: Project
+    client: GatewayClient
+    run: state.Run
+    run_epoch: int
+    newest: state.Checkpoint | None
+    metrics: MetricsLog
+    progress: Progress
+
+
+async def train(start: Start, stop: asyncio.Event) -> Outcome:
+    """Raises TrainerError when verl fails, PreconditionError where a package is missing."""
+    setup = _setup(start)
+    setup.write()
+    figures = setup.folder / f"figures-{setup.run_epoch}.jsonl"
+    config = start.project.config
+    on_cpu = config.train.device == "cpu" or not torch.cuda.is_available()
+    paths = Paths.of(start.project, start.run.run_id, _verl_folder(start.newest))
+    chosen = overrides(config, paths, read_family(paths.policy), on_cpu=on_cpu)
+    os.environ |= _environment(config, figures, on_cpu)
+    follower = Follower(setup, start.metrics, start.progress, figures)
+    work = asyncio.create_task(asyncio.to_thread(drive, chosen))
+    beside = [
+        asyncio.create_task(start.progress.report(start.client, lambda: follower.announce(start.client))),
+        asyncio.create_task(_follow(follower)),
+        asyncio.create_task(_pass_on(stop, setup)),
+    ]
+    try:
+        await asyncio.wait([work, *beside[:2]], return_when=asyncio.FIRST_COMPLETED)
+        for task in beside[:2]:
+            if task.done() and not work.done():
+                setup.ask_to_end(_failed(task.exception()))
+        error = await _outcome(work)
+        follower.catch_up()
+        return _judge(error, setup, follower)
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        await start.client.clear_models()
+        await start.client.resume()
+
+
+def drive(chosen: Mapping[str, Any]) -> None:
+    """Compose verl's configuration and run its trainer to the end. Blocks."""
+    try:
+        import ray
+        from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+        from verl.trainer.ppo.utils import need_critic, need_reference_policy
+        from verl.utils.config import validate_config
+    except ModuleNotFoundError as error:
+        raise PreconditionError(
+            f"The verl backend needs the package {error.name}, which is not installed here.",
+            "Run `make setup-verl`, or install agl with its extra: `pip install 'agl[verl]'`.",
+        ) from error
+    config = compose(chosen)
+    _local_ray(config)
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    try:
+        run_ppo(config, TaskRunnerV1)
+    finally:
+        ray.shutdown()
+
+
+def _local_ray(config: Any) -> None:
+    """Unless the user named a cluster, or several machines take part, Ray runs here, on loopback, and ends with us."""
+    ray_init = config.ray_kwargs.ray_init
+    if ray_init.get("address") or config.trainer.nnodes > 1:
+        return
+    local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    if config.trainer.device == "cpu":  # cores are shared by what waits most of its time, and a rank is called a GPU
+        local |= {"num_cpus": RAY_CPUS, "num_gpus": config.trainer.n_gpus_per_node}
+    config.ray_kwargs.ray_init = {**local, **{key: value for key, value in ray_init.items() if value is not None}}
+
+
+def _setup(start: Start) -> Setup:
+    saved = start.newest.saved if start.newest else None
+    return Setup(
+        root=start.project.root,
+        config=start.project.config.model_dump(mode="json"),
+        run_id=start.run.run_id,
+        run_epoch=start.run_epoch,
+        **({"step": saved.step, "version": saved.version, "open": saved.open} if saved else {}),
+    )
+
+
+def _environment(config: Config, figures: Path, on_cpu: bool) -> dict[str, str]:
+    """For this process and, through Ray, for all of verl's."""
+    return {
+        "VERL_USE_EXTERNAL_MODULES": PLUGIN,
+        "VERL_FILE_LOGGER_PATH": str(figures),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        SERVER_KEY: secrets.token_urlsafe(32),
+        **({"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": str(config.train.threads)} if on_cpu else {}),
+    }
+
+
+def _verl_folder(newest: state.Checkpoint | None) -> Path | None:
+    """Raises TrainerError for a checkpoint of another backend."""
+    if newest is None:
+        return None
+    link = newest.folder / VERL_LINK
+    if not link.exists():
+        raise TrainerError(
+            f"The checkpoint {newest.folder} was not written by verl.",
+            "Set train.backend back, or move the folder .agl aside to begin a new run.",
+        )
+    return link.resolve()
+
+
+async def _follow(follower: Follower) -> NoReturn:
+    while True:
+        follower.catch_up()
+        await asyncio.sleep(FOLLOW_EVERY_S)
+
+
+async def _pass_on(stop: asyncio.Event, setup: Setup) -> None:
+    await stop.wait()
+    setup.ask_to_end(Ending(kind="stopped"))
+
+
+async def _outcome(work: asyncio.Task[None]) -> BaseException | None:
+    await asyncio.wait([work])
+    return work.exception()
+
+
+def _failed(error: BaseException | None) -> Ending:
+    return Ending(kind="failed", what=str(error), fix="See `agl logs trainer`.")
+
+
+def _judge(error: BaseException | None, setup: Setup, follower: Follower) -> Outcome:
+    """How it ended, from what verl raised and what was asked for."""
+    if error is None:
+        steps = setup.project.config.train.steps
+        return Outcome("complete", steps, setup.weights(steps))
+    ending, step = setup.ending(), follower.saved
+    if isinstance(error, PreconditionError) or ending is None:
+        if isinstance(error, PreconditionError):
+            raise error
+        last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise TrainerError(f"verl failed: {last}.", "See `agl logs trainer`.") from error
+    if ending.kind == "failed":
+        raise TrainerError(ending.what, ending.fix) from error
+    reason = None
+    if ending.kind == "no_signal":
+        tried = setup.project.config.train.no_signal_steps
+        reason = diagnosis.no_signal(follower.unlearnt, [NO_SPREAD] * tried)
+        log.warning("%s", reason)
+    return Outcome(ending.kind, step, setup.weights(step), reason)
