@@ -22,7 +22,9 @@ def boxed(solution: str) -> int | None:
 
 
 def write(file: str, rows: list[tuple[str, int | None]]) -> None:
-    tasks = [{"id": f"{Path(file).stem}-{n}", "problem": text, "answer": answer} for n, (text, answer) in enumerate(rows)]
+    tasks = [
+        {"id": f"{Path(file).stem}-{n}", "problem": text, "answer": answer} for n, (text, answer) in enumerate(rows)
+    ]
     lines = (json.dumps(task) + "\n" for task in tasks if task["answer"] is not None)
     Path(file).write_text("".join(lines), encoding="utf-8")
 
