@@ -202,7 +202,7 @@ class TrainConfig(_Section):
     normalization: Literal["rollout", "sample", "token"] = "rollout"
     """Over what the loss is averaged."""
     mini_batches: int = Field(default=1, ge=1)
-    """Optimizer steps an epoch over the batch. With the verl backend it divides `groups_per_step`."""
+    """Optimizer steps an epoch over the batch."""
     epochs: int = Field(default=1, ge=1)
     """Passes over each batch."""
     token_budget: int = Field(default=8192, ge=16)
@@ -219,7 +219,8 @@ class TrainConfig(_Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where training runs. On the CPU the verl backend is for trying out only."""
     threads: int = Field(default=1, ge=1)
-    """torch CPU threads of the embedded backend; more than one is slower for small models."""
+    """torch CPU threads, of each process where the verl backend trains on the CPU; more than one is slower for small
+    models."""
     max_batch: int = Field(default=64, ge=1)
     """Most sequences that the embedded backend decodes at once."""
     save_every: int = Field(default=1, ge=1)
@@ -243,16 +244,11 @@ class TrainConfig(_Section):
         own, other = (EMBEDDED_ALGORITHMS, "verl") if self.backend == "embedded" else (VERL_ALGORITHMS, "embedded")
         if self.algorithm not in own:
             raise ValueError(f"algorithm {self.algorithm} is none of the {self.backend} backend's: {', '.join(own)}")
-        for name in ("gpus", "nodes", "verl", "trackers") if other == "verl" else ("threads", "max_batch", "kl_coef"):
+        for name in ("gpus", "nodes", "verl", "trackers") if other == "verl" else ("max_batch", "kl_coef"):
             if getattr(self, name) != TrainConfig.model_fields[name].get_default(call_default_factory=True):
                 raise ValueError(
                     f"only the {other} backend has train.{name}; remove it, or set train.backend to {other}"
                 )
-        if self.backend == "verl" and self.groups_per_step % self.mini_batches:
-            raise ValueError(
-                f"train.mini_batches is {self.mini_batches}, which must divide train.groups_per_step, "
-                f"{self.groups_per_step}, with the verl backend"
-            )
         if unknown := set(self.trackers) - set(TRACKERS):
             raise ValueError(f"train.trackers: {', '.join(sorted(unknown))} is none of {', '.join(TRACKERS)}")
         return self

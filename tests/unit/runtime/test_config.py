@@ -104,10 +104,6 @@ def test_a_secret_is_not_shown() -> None:
         ("{trackers: [wandb]}", r"only the verl backend has train\.trackers;"),
         ("{backend: verl, max_batch: 9}", r"only the embedded backend has train\.max_batch; remove it"),
         ("{backend: verl, kl_coef: 0.1}", r"only the embedded backend has train\.kl_coef;"),
-        (
-            "{backend: verl, groups_per_step: 8, mini_batches: 3}",
-            r"train\.mini_batches is 3, which must divide train\.groups_per_step, 8, with the verl backend\.",
-        ),
         ("{backend: verl, trackers: [paper]}", r"train\.trackers: paper is none of console, tensorboard,"),
     ],
 )

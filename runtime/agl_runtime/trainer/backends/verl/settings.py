@@ -108,7 +108,7 @@ def _algorithm(config: Config) -> dict[str, Any]:
 def _actor(config: Config, family: Family) -> dict[str, Any]:
     train = config.train
     return {
-        f"{ACTOR}.ppo_mini_batch_size": train.groups_per_step // train.mini_batches,
+        f"{ACTOR}.ppo_mini_batch_size": max(1, train.groups_per_step // train.mini_batches),
         f"{ACTOR}.ppo_epochs": train.epochs,
         f"{ACTOR}.use_dynamic_bsz": True,
         f"{ACTOR}.ppo_max_token_len_per_gpu": max(train.token_budget, longest_row(config, family)),
