@@ -268,8 +268,6 @@ def tasks_to_measure(project: Project) -> str:
 def packages(project: Project) -> str:
     if project.config.model.endpoint:
         return "not needed: model.endpoint serves the policy"
-    if verl.is_chosen(project):
-        return verl.packages(project)
     missing = [name for name in EMBEDDED if importlib.util.find_spec(name) is None]
     if missing:
         raise PreconditionError(f"{', '.join(missing)} are not installed.", 'Run pip install "agl[embedded]".')
@@ -410,8 +408,12 @@ ALL: dict[str, Check] = (
 )
 
 
+def training_for(project: Project) -> dict[str, Check]:
+    return TRAINING | ({"verl": verl.packages, "tool parser": verl.tool_parser} if verl.is_chosen(project) else {})
+
+
 def all_for(project: Project) -> dict[str, Check]:
     """Every check that concerns the project: with a model server that is not agl's, nothing is trained."""
     if project.config.model.endpoint is not None:
         return {name: check for name, check in ALL.items() if name in SCORING or name not in TRAINING}
-    return ALL | ({"tool parser": verl.tool_parser} if verl.is_chosen(project) else {})
+    return ALL | training_for(project)

@@ -21,7 +21,7 @@ from agl_runtime.config import Project
 from agl_runtime.part import GATEWAY_FILE
 
 DETACHED_START_S = 60.0
-ANNOUNCED = ("model", "training tasks", "validation tasks", "training", "isolation")
+ANNOUNCED = ("model", "training tasks", "validation tasks", "training", "verl", "tool parser", "isolation")
 
 
 def up(
@@ -36,7 +36,7 @@ def up(
     """Train the policy. One Ctrl-C (or SIGTERM) stops gracefully, with exit code 130, and a second one kills; run it
     again to resume. With --json stdout holds one object when the run has ended, the content of .agl/summary.json."""
     opened = open_project(project, settings)
-    findings = checks.examine(opened, checks.TRAINING)
+    findings = checks.examine(opened, checks.training_for(opened))
     if code := checks.refuse(findings):
         raise typer.Exit(code)
     for finding in findings:

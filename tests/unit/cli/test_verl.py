@@ -98,14 +98,14 @@ def test_the_stack_is_compared_with_the_pins(
     tmp_path: Path, machine_with: Callable[..., None], versions: dict[str, str], state: str, what: str, fix: str
 ):
     machine_with(1, **versions)
-    finding = find(make(tmp_path), checks.packages)
+    finding = find(make(tmp_path), verl.packages)
     assert (finding.state, finding.what[: len(what)], finding.fix[: len(fix)]) == (state, what, fix)
 
 
 def test_without_a_gpu_no_vllm_is_needed_and_verl_is_for_trying_out(tmp_path: Path, machine_with: Callable[..., None]):
     machine_with(0)
     root = make(tmp_path)
-    assert find(root, checks.packages).state == "ok"
+    assert find(root, verl.packages).state == "ok"
     finding = find(root, checks.gpu)
     assert (finding.state, finding.what) == (
         "warning",

@@ -80,8 +80,9 @@ def _merged(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _proposed(user: Mapping[str, Any]) -> dict[str, Any]:
     """Better beginnings than verl's, for the user to change."""
-    fsdp = {f"{ACTOR}.strategy": "fsdp2"} if user.get("model_engine", "dp") == "dp" else {}
-    return fsdp | {
+    # `sdpa` keeps packed samples apart as well, and needs no package to be built.
+    fsdp = {f"{ACTOR}.strategy": "fsdp2", f"{MODEL}.override_config.attn_implementation": "sdpa"}
+    return (fsdp if user.get("model_engine", "dp") == "dp" else {}) | {
         "trainer.project_name": "agl",
         f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP,
         f"{ROLLOUT}.tensor_model_parallel_size": 1,

@@ -174,6 +174,13 @@ def test_what_the_user_passes_beats_what_agl_proposes():
     assert values[f"{ACTOR}.clip_ratio_c"] == 3.0
 
 
+def test_no_package_need_be_built_to_begin():
+    key = "actor_rollout_ref.model.override_config.attn_implementation"
+    assert made()[key] == "sdpa"
+    assert made(train={"verl": {key: "flash_attention_2"}})[key] == "flash_attention_2"
+    assert key not in made(train={"verl": {"model_engine": "megatron"}})
+
+
 def test_a_plus_does_not_give_a_key_twice():
     values = made(train={"verl": {f"+{ROLLOUT}.tensor_model_parallel_size": 2}})
     assert [key for key in values if key.endswith("tensor_model_parallel_size")] == [
