@@ -18,7 +18,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from agl_runtime.client import GatewayClient
-from agl_runtime.trainer.backends.verl.rows import mini_batch_rows
+from agl_runtime.trainer.backends.verl.mini_batches import into_mini_batches
 from agl_runtime.trainer.backends.verl.setup import Ending, Setup
 from agl_runtime.trainer.policy import hold
 from agl_runtime.trainer.rollouts import RolloutDesk
@@ -60,9 +60,8 @@ class GroupSampler(ReplayBuffer):  # type: ignore[misc]  # verl ships no types
             return self._take("val", self._all_of("val", batch_size)), {}
         chosen = self._next_batch(global_steps, batch_size)
         batch = self._take("train", [group.uid for group in chosen])
-        self._verl.actor_rollout_ref.actor.ppo_mini_batch_size = mini_batch_rows(
-            len(batch.keys), self._train.group_size, self._train.mini_batches, self._ranks()
-        )
+        batch, size = into_mini_batches(batch, self._train.group_size, self._train.mini_batches, self._ranks())
+        self._verl.actor_rollout_ref.actor.ppo_mini_batch_size = size
         ages = [global_steps - group.born for group in chosen]
         self._setup.tell(
             "batch", step=global_steps, uids=[group.uid for group in chosen], staleness=ages, dropped=self._dropped
