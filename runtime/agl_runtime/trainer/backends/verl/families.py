@@ -37,7 +37,8 @@ class _Row:
     reasoning_parser: str | None = None
 
 
-# The first that fits counts. Reasoning is parsed only where the template speaks of it (REASONING_MARKS).
+# The first that fits counts. Reasoning is parsed only where the template begins or switches it (REASONING_MARKS): many
+# write earlier reasoning into the history though their model no longer reasons, and its answers would look like it.
 _TABLE = (
     _Row("qwen3", "<function=", "qwen3_xml", "qwen3"),
     _Row("qwen", "<tool_call>", "hermes", "qwen3"),
@@ -60,7 +61,16 @@ _TABLE = (
     _Row("gemma4", "", "gemma4", "gemma4"),
     _Row("", "<tool_call>\n{", "hermes"),
 )
-REASONING_MARKS = ("<think>", "[THINK]", "<|channel|>", "enable_thinking", "reasoning")
+REASONING_MARKS = (
+    "enable_thinking",
+    "thinking is defined",
+    "thinking_budget",
+    r"assistant\n<think>",
+    r"ai\n<think>",
+    "><think>",
+    "[THINK]",
+    "<|channel|>",
+)
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
