@@ -195,8 +195,8 @@ class TrainConfig(_Section):
     clip_high: float = Field(default=0.2, ge=0)
     """The ratio is clipped at 1 + clip_high."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the KL penalty to the starting policy; 0 loads no reference. Only the embedded backend has it: verl
-    could not weigh it by rollouts."""
+    """Weight of the KL penalty to the starting policy; 0 loads no reference. With the verl
+    backend it is taken at the policy before the update (docs/verl.md)."""
     tis_cap: float | None = Field(default=2.0, gt=0)
     """Cap of the truncated importance weight of stale tokens; none when null."""
     normalization: Literal["rollout", "sample", "token"] = "rollout"
@@ -244,7 +244,7 @@ class TrainConfig(_Section):
         own, other = (EMBEDDED_ALGORITHMS, "verl") if self.backend == "embedded" else (VERL_ALGORITHMS, "embedded")
         if self.algorithm not in own:
             raise ValueError(f"algorithm {self.algorithm} is none of the {self.backend} backend's: {', '.join(own)}")
-        for name in ("gpus", "nodes", "verl", "trackers") if other == "verl" else ("max_batch", "kl_coef"):
+        for name in ("gpus", "nodes", "verl", "trackers") if other == "verl" else ("max_batch",):
             if getattr(self, name) != TrainConfig.model_fields[name].get_default(call_default_factory=True):
                 raise ValueError(
                     f"only the {other} backend has train.{name}; remove it, or set train.backend to {other}"

@@ -68,6 +68,10 @@ def filler() -> dict[str, Any]:
     return {"rm_scores": zeros.float(), "response_mask": zeros, "uid": "pad0123456789abcdef"}
 
 
-def settings_of(normalization: str, mini_batches: int = 1) -> SimpleNamespace:
+def settings_of(normalization: str, mini_batches: int = 1, kl_coef: float = 0.0) -> SimpleNamespace:
     """The part of verl's section `algorithm` that agl's estimators read."""
-    return SimpleNamespace(agl=SimpleNamespace(normalization=normalization, mini_batches=mini_batches))
+    return SimpleNamespace(
+        agl=SimpleNamespace(normalization=normalization, mini_batches=mini_batches),
+        use_kl_in_reward=kl_coef > 0,
+        kl_ctrl=SimpleNamespace(kl_coef=kl_coef),
+    )

@@ -17,7 +17,6 @@ TRAIN: dict[str, Any] = {
     "groups_per_step": 4,
     "group_size": 4,
     "temperature": 0.8,
-    "tis_cap": 1.5,
     "max_prompt_tokens": 32,
     "max_response_tokens": 96,
 }
@@ -25,12 +24,18 @@ TRAIN: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """`micro_batches` are what verl's workers read of a batch."""
+    """`micro_batches` are what verl's workers read of a batch. The KL penalty is compared without the correction of
+    stale tokens, which with verl is that of the penalty too."""
 
     name: str
     normalization: Normalization = "rollout"
     mini_batches: int = 1
+    kl_coef: float = 0.0
     micro_batches: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def tis_cap(self) -> float | None:
+        return None if self.kl_coef else 1.5
 
 
 CASES = (
@@ -41,6 +46,8 @@ CASES = (
     Case("three_mini_batches_of_rows", mini_batches=3, micro_batches={"max_token_len_per_gpu": 128}),
     Case("by_sample", "sample"),
     Case("by_token", "token", mini_batches=2),
+    Case("with_kl", kl_coef=0.3),
+    Case("with_kl_in_two_mini_batches", mini_batches=2, kl_coef=0.3),
 )
 
 

@@ -1,4 +1,4 @@
-"""One rank of verl's actor, in verl's environment: `python gradients.py POLICY OUTPUT` with RANK and WORLD_SIZE set.
+"""One rank of verl's actor, in verl's environment: `python gradients.py POLICY REFERENCE OUTPUT`, as torchrun would.
 
 verl's own trainer methods pad and balance a batch, recompute log-probabilities, take advantages and update the actor,
 on verl's own workers. Two things stand in for what needs Ray: a dictionary for TransferQueue, and a worker group that
@@ -20,6 +20,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from transformers import AutoTokenizer
 from verl.trainer.ppo import padding_utils
+from verl.trainer.ppo.core_algos import FixedKLController
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.utils import tensordict_utils as tu
@@ -64,17 +65,23 @@ class Ranks:
         self._dispatch_info = {"actor": list(range(self._size))}
 
     def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
-        output = self._worker.compute_log_prob(self._part(batch))
-        own = [output[name].unbind(0) for name in ("log_probs", "entropy")]
-        parts: list[Any] = [None] * self._size
-        dist.all_gather_object(parts, own)
-        for name, columns in zip(("log_probs", "entropy"), zip(*parts, strict=True), strict=True):
-            rows = [{name: value} for column in columns for value in column]
-            self._queue.kv_batch_put(batch.keys, batch.partition_id, tu.list_of_dict_to_tensordict(rows))
-        return batch
+        return self._shared(batch, self._worker.compute_log_prob(self._part(batch)))
+
+    def compute_ref_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
+        return self._shared(batch, self._worker.compute_log_prob(self._part(batch)))
 
     def update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
         return {"metrics": tu.get(self._worker.update_actor(self._part(batch)), "metrics")}
+
+    def _shared(self, batch: KVBatchMeta, output: TensorDict) -> KVBatchMeta:
+        """Into the queue of every rank."""
+        names = [name for name in ("log_probs", "entropy") if name in output]
+        parts: list[Any] = [None] * self._size
+        dist.all_gather_object(parts, [output[name].unbind(0) for name in names])
+        for name, columns in zip(names, zip(*parts, strict=True), strict=True):
+            rows = [{name: value} for column in columns for value in column]
+            self._queue.kv_batch_put(batch.keys, batch.partition_id, tu.list_of_dict_to_tensordict(rows))
+        return batch
 
     def _part(self, batch: KVBatchMeta) -> TensorDict:
         share = len(batch.keys) // self._size
@@ -84,20 +91,21 @@ class Ranks:
         return data
 
 
-def main(policy: Path, output: Path) -> None:
+def main(policy: Path, reference: Path, output: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     register()
     config = configured(policy)
-    worker = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor")
-    worker.init_model()
+    worker = started(config)
+    # verl's own role for a reference policy pins memory, which takes a GPU.
+    referee = started(configured(reference))
     steps: list[dict[str, torch.Tensor]] = []
     engine = worker.actor.engine
     engine.optimizer.register_step_pre_hook(lambda *_: steps.append(gradient_of(engine.module)))
     found = {}
     for case in CASES:
         steps.clear()
-        advantages = update(config, worker, policy, case)
+        advantages = update(config, worker, referee, policy, case)
         found[case] = {"steps": list(steps), "advantages": advantages}
     if dist.get_rank() == 0:
         torch.save(found, output)
@@ -105,9 +113,15 @@ def main(policy: Path, output: Path) -> None:
     dist.destroy_process_group()
 
 
+def started(config: DictConfig) -> ActorRolloutRefWorker:
+    worker = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor")
+    worker.init_model()
+    return worker
+
+
 def configured(policy: Path) -> DictConfig:
     """As agl configures verl, but the weights stay, so that all cases and mini-batches see the same ones."""
-    train = {"backend": "verl", "device": "cpu", **TRAIN}
+    train = {"backend": "verl", "device": "cpu", "tis_cap": CASES[0].tis_cap, **TRAIN}
     config = Config.model_validate({"agent": {"command": "run"}, "train": train})
     paths = Paths(policy, policy / "checkpoints", policy / "tasks.jsonl", None)
     made = compose(overrides(config, paths, Family("qwen3", None, None, context=512), on_cpu=True))
@@ -126,7 +140,7 @@ def gradient_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def update(
-    config: DictConfig, worker: ActorRolloutRefWorker, policy: Path, case: Case
+    config: DictConfig, worker: ActorRolloutRefWorker, referee: ActorRolloutRefWorker, policy: Path, case: Case
 ) -> Mapping[str, tuple[float, ...]]:
     """One step of verl's trainer over the recorded groups. Returns the plain advantages of each row's tokens."""
     queue = MemoryQueue()
@@ -134,7 +148,12 @@ def update(
     trainer = object.__new__(get_trainer_cls("sync"))
     trainer.config, trainer.use_critic, trainer.global_steps = config, False, 4
     trainer.tokenizer, trainer.actor_rollout_wg = AutoTokenizer.from_pretrained(policy), Ranks(worker, queue)
+    trainer.ref_in_actor, trainer.ref_policy_wg = False, Ranks(referee, queue)
+    trainer.kl_ctrl_in_reward = FixedKLController(case.kl_coef)
     trainer.distillation_config = None
+    config.algorithm.use_kl_in_reward = case.kl_coef > 0
+    config.algorithm.kl_ctrl.kl_coef = case.kl_coef
+    config.algorithm.rollout_correction.rollout_is = None if case.tis_cap is None else "token"
     config.algorithm.agl = {"normalization": case.normalization, "mini_batches": case.mini_batches}
     batch = filled(queue)
     batch, size = into_mini_batches(batch, config.actor_rollout_ref.rollout.n, case.mini_batches, dist.get_world_size())
@@ -143,6 +162,8 @@ def update(
     batch = trainer._balance_batch(batch, metrics)
     batch.extra_info.update(case.micro_batches)
     batch = trainer._compute_old_log_prob(batch, metrics)
+    if case.kl_coef:
+        batch = trainer._compute_ref_log_prob(batch, metrics)
     batch = trainer._compute_advantage(batch, metrics)
     batch.extra_info.update(case.micro_batches)
     trainer._update_actor(batch, metrics)
@@ -161,4 +182,4 @@ def filled(queue: MemoryQueue) -> KVBatchMeta:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))

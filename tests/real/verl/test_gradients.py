@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from agl_runtime.algorithms.weights import Normalization
 from agl_runtime.config import VERL_ALGORITHMS, TrainConfig
 from agl_runtime.trainer.backends.embedded.policy import load_policy
 from agl_runtime.trainer.backends.embedded.update import Updater
@@ -38,10 +37,17 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_policy(tmp_path_factory.mktemp("policy") / "tiny")
 
 
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_policy(tmp_path_factory.mktemp("reference") / "tiny", seed=1)
+
+
 @pytest.fixture(scope="module", params=[1, 2], ids=["one_rank", "two_ranks"])
-def found(request: pytest.FixtureRequest, policy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Any]:
+def found(
+    request: pytest.FixtureRequest, policy: Path, reference: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Case, Any]:
     output = tmp_path_factory.mktemp("verl") / "found.pt"
-    run("gradients.py", policy, output, ranks=request.param)
+    run("gradients.py", policy, reference, output, ranks=request.param)
     return torch.load(output, weights_only=False)
 
 
@@ -86,10 +92,12 @@ def run(script: str, *arguments: Path, ranks: int = 1) -> None:
     assert [process.returncode for process in started] == [0] * ranks, "\n".join(said)[-6000:]
 
 
-def embedded(policy: Path, normalization: Normalization) -> dict[str, Tensor]:
+def embedded(policy: Path, reference: Path, case: Case) -> dict[str, Tensor]:
     """The gradient of the embedded backend's only optimizer step, before any clipping of its norm."""
     loaded = load_policy(policy)
-    updater = Updater(loaded, TrainConfig(normalization=normalization, max_grad_norm=1e9, **TRAIN))
+    settings = {"normalization": case.normalization, "kl_coef": case.kl_coef, "tis_cap": case.tis_cap, **TRAIN}
+    config = TrainConfig(max_grad_norm=1e9, **settings)
+    updater = Updater(loaded, config, load_policy(reference) if case.kl_coef else None)
     gradients: dict[str, Tensor] = {}
 
     def keep(*_: object) -> None:
@@ -97,15 +105,19 @@ def embedded(policy: Path, normalization: Normalization) -> dict[str, Tensor]:
 
     updater.optimizer.register_step_pre_hook(keep)
     scores = score(candidates(recorded_groups()), "grpo")
-    assert updater.run(scores.rollouts, scores.totals, updates=3).metrics["tis_capped"] > 0
+    metrics = updater.run(scores.rollouts, scores.totals, updates=3).metrics
+    assert (metrics["tis_capped"] > 0) == (case.tis_cap is not None)
+    assert (metrics["kl"] > 0) == (case.kl_coef > 0)
     return gradients
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_mean_of_verls_gradients_is_the_embedded_one(case: Case, found: dict[Case, Any], policy: Path):
+def test_the_mean_of_verls_gradients_is_the_embedded_one(
+    case: Case, found: dict[Case, Any], policy: Path, reference: Path
+):
     steps = found[case]["steps"]
     assert len(steps) == case.mini_batches
-    expected = embedded(policy, case.normalization)
+    expected = embedded(policy, reference, case)
     assert all(step.keys() == expected.keys() for step in steps)
     assert all(any(gradient.any() for gradient in step.values()) for step in steps)
     apart = [sum(step[name] for step in steps) / len(steps) - gradient for name, gradient in expected.items()]

@@ -103,7 +103,6 @@ def test_a_secret_is_not_shown() -> None:
         ("{verl: {x: 1}}", r"only the verl backend has train\.verl;"),
         ("{trackers: [wandb]}", r"only the verl backend has train\.trackers;"),
         ("{backend: verl, max_batch: 9}", r"only the embedded backend has train\.max_batch; remove it"),
-        ("{backend: verl, kl_coef: 0.1}", r"only the embedded backend has train\.kl_coef;"),
         ("{backend: verl, trackers: [paper]}", r"train\.trackers: paper is none of console, tensorboard,"),
     ],
 )

@@ -8,6 +8,12 @@ loss then sums up (`loss_agg_mode=token-sum`) over any mini-batches, micro-batch
 
 with the weights of `algorithms/weights.py`, as `algorithms/batching.py` has it in the embedded backend.
 
+With `use_kl_in_reward` (train.kl_coef) verl has taken beta (old - reference) from the reward of each token. Advantages
+stay those of the rewards alone, and a token's is lowered by beta (1 - exp(reference - old)): the gradient of
+`losses.k3` where the policy is the old one. So the KL penalty is the embedded backend's in the first optimizer step of
+an update; in later ones it is still taken at the old policy, clipped with the rest, and on stale tokens it is corrected
+with the rest.
+
 Not offered, because they need more than one reward a rollout: `gae` (a critic's values), `remax` (a greedy rollout
 besides), `gdpo` (several rewards), `optimal_token_baseline` and `tir_optimal_token_baseline` (a baseline for each place
 in one row). `grpo_vectorized` and `rloo_vectorized` are `grpo` and `rloo`, which here are the embedded backend's own.
@@ -16,7 +22,7 @@ in one row). `grpo_vectorized` and `rloo_vectorized` are `grpo` and `rloo`, whic
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast, get_args
 
@@ -66,9 +72,23 @@ def token_advantages(
         plain[list(rows)] = value
         scale[list(rows)] = np.array(shares) * config.agl.mini_batches
     none = torch.zeros_like(token_level_rewards)
-    advantages, returns = (torch.from_numpy(values)[:, None].to(none) for values in (plain * scale, plain))
+    values, weight = (torch.from_numpy(of_rows)[:, None] for of_rows in (plain, scale))
+    weighted = weight * (values - _kl_gradient(token_level_rewards, rollouts.values(), config))
     mask = response_mask.bool()
-    return torch.where(mask, advantages, none), torch.where(mask, returns, none)
+    return torch.where(mask, weighted.to(none), none), torch.where(mask, values.to(none), none)
+
+
+def _kl_gradient(token_level_rewards: Tensor, rollouts: Iterable[Mapping[int, Label]], config: Any) -> Tensor:
+    """Of each token [N, L], or a 0 for all without KL."""
+    if not config.use_kl_in_reward:
+        return torch.zeros(1, dtype=torch.float64)
+    scores = torch.zeros_like(token_level_rewards)
+    for rows in rollouts:
+        for row, label in rows.items():
+            scores[row, label.length - 1] = label.reward
+    beta = config.kl_ctrl.kl_coef
+    log_ratio = (token_level_rewards - scores).double() / beta
+    return cast(Tensor, -beta * torch.expm1(log_ratio.clamp(-20, 20)))
 
 
 def rollout_advantages(rollouts: Sequence[Label], algorithm: str, config: Any) -> Sequence[float]:

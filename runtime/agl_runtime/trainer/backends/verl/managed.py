@@ -49,6 +49,10 @@ MANAGED: Mapping[str, str] = {
     "algorithm.adv_estimator": "train.algorithm",
     "algorithm.norm_adv_by_std_in_grpo": "train.algorithm (dr_grpo does not divide)",
     "algorithm.agl": "train.normalization",
+    "algorithm.use_kl_in_reward": "train.kl_coef",
+    "algorithm.kl_penalty": "train.kl_coef",
+    "algorithm.kl_ctrl": "train.kl_coef",
+    f"{ACTOR}.use_kl_loss": "train.kl_coef",
     "algorithm.rollout_correction.rollout_is": "train.tis_cap",
     "algorithm.rollout_correction.rollout_is_threshold": "train.tis_cap",
     "data": "data.train, data.val and train.groups_per_step",
@@ -96,9 +100,7 @@ UNUSED = (
 )
 _UNWEIGHTED = "verl would add it up over all tokens, whatever train.normalization says"
 REFUSED: Mapping[str, str] = {
-    f"{ACTOR}.use_kl_loss": _UNWEIGHTED,
     f"{ACTOR}.entropy_coeff": _UNWEIGHTED,
-    "algorithm.use_kl_in_reward": "it would take the reward of each rollout's last sample only",
     "algorithm.rollout_correction.bypass_mode": "the weights before the update are recomputed, as train.tis_cap needs",
     "ray_kwargs.ray_init.runtime_env.env_vars": "it would stand in logs and trackers; your shell's variables reach Ray",
     f"{ACTOR}.shuffle": "mini-batches would no longer weigh rollouts equally",

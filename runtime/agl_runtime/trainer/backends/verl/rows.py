@@ -35,13 +35,15 @@ class ScoredSamples:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """`samples` and `tokens` count the rollout's samples and trained tokens, `row_tokens` those trained in this row."""
+    """`samples` and `tokens` count the rollout's samples and trained tokens, `row_tokens` those trained in this row;
+    `length` is the row's number of response tokens, on the last of which verl keeps the score."""
 
     group: str
     session: int
     samples: int
     tokens: int
     row_tokens: int
+    length: int
     reward: float
 
     def __str__(self) -> str:
@@ -53,8 +55,8 @@ class Label:
         if _SEPARATOR not in text:
             return None
         group, *counts, reward = text.split(_SEPARATOR)
-        session, samples, tokens, row_tokens = map(int, counts)
-        return cls(group, session, samples, tokens, row_tokens, float(reward))
+        session, samples, tokens, row_tokens, length = map(int, counts)
+        return cls(group, session, samples, tokens, row_tokens, length, float(reward))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ def _label(uid: str, item: ScoredSamples, reward: float, sample: Sample) -> Labe
         samples=len(item.samples.samples),
         tokens=item.samples.report.trained_tokens,
         row_tokens=int(np.count_nonzero(sample.mask)),
+        length=sample.ids.size - sample.prompt_len,
         reward=reward,
     )
 

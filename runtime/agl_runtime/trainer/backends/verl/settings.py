@@ -29,6 +29,7 @@ CHECKPOINT_CALLBACK = f"{PACKAGE}.checkpoint.CheckpointCommit"
 ESTIMATOR_PREFIX = "rollout_"
 CPU_ROLLOUT = "agl_embedded"
 CPU_SEQUENCES = 64
+PADDING_ROW_TOKENS = 128  # of the rows that verl adds to fill a batch
 NO_DUAL_CLIP = 1e9  # past the largest ratio that verl computes, e^20
 
 
@@ -68,7 +69,7 @@ def overrides(config: Config, paths: Paths, family: Family, *, on_cpu: bool) -> 
     user = passed_through(config.train.verl)
     decided = _algorithm(config) | _actor(config, family) | _rollout(config, family, on_cpu=on_cpu)
     decided |= _data(config, paths) | _trainer(config, paths, on_cpu=on_cpu) | _schedule(config)
-    layers = [_proposed(user), {} if on_cpu else _parsers(family), user, decided, _cpu(user) if on_cpu else {}]
+    layers = [_proposed(user), {} if on_cpu else _parsers(family), user, decided, _cpu(config, user) if on_cpu else {}]
     return _merged(layers) | {f"{MODEL}.path": str(paths.policy), "critic.enable": False}
 
 
@@ -101,6 +102,10 @@ def _algorithm(config: Config) -> dict[str, Any]:
     return {
         "algorithm.adv_estimator": f"{ESTIMATOR_PREFIX}{train.algorithm}",
         "+algorithm.agl": {"normalization": train.normalization, "mini_batches": train.mini_batches},
+        "algorithm.use_kl_in_reward": train.kl_coef > 0,
+        "algorithm.kl_penalty": "k1",
+        "algorithm.kl_ctrl.type": "fixed",
+        "algorithm.kl_ctrl.kl_coef": train.kl_coef,
         "algorithm.rollout_correction.rollout_is": None if train.tis_cap is None else "token",
         "algorithm.rollout_correction.rollout_is_threshold": train.tis_cap or 2.0,
     }
@@ -112,7 +117,7 @@ def _actor(config: Config, family: Family) -> dict[str, Any]:
         f"{ACTOR}.ppo_mini_batch_size": max(1, train.groups_per_step // train.mini_batches),
         f"{ACTOR}.ppo_epochs": train.epochs,
         f"{ACTOR}.use_dynamic_bsz": True,
-        f"{ACTOR}.ppo_max_token_len_per_gpu": max(train.token_budget, longest_row(config, family)),
+        f"{ACTOR}.ppo_max_token_len_per_gpu": max(train.token_budget, longest_row(config, family), PADDING_ROW_TOKENS),
         f"{ACTOR}.clip_ratio_low": train.clip_low,
         f"{ACTOR}.clip_ratio_high": train.clip_high,
         f"{ACTOR}.loss_agg_mode": "token-sum",
@@ -219,12 +224,17 @@ def _batches(groups: int, batch: int) -> float:
     return quotient if math.floor(quotient * batch) == groups else math.nextafter(quotient, math.inf)
 
 
-def _cpu(user: Mapping[str, Any]) -> dict[str, Any]:
+def _cpu(config: Config, user: Mapping[str, Any]) -> dict[str, Any]:
     """verl on processes that compute in fp32 on the CPU, for trying out."""
     if user.get("model_engine", "dp") != "dp":
         raise ConfigError(
             f"train.verl sets model_engine to {user['model_engine']}, which needs GPUs.",
             "Use a machine with GPUs, or remove it.",
+        )
+    if config.train.kl_coef:
+        raise ConfigError(
+            "train.kl_coef needs GPUs with the verl backend, which keeps the reference policy in pinned memory.",
+            "Use a machine with GPUs, set train.kl_coef to 0, or train.backend to embedded.",
         )
     return {
         f"{ACTOR}.strategy": "fsdp2",

@@ -72,3 +72,15 @@ def test_tokens_that_verl_rejects_later_leave_the_others_weights_as_they_were():
     cut, _ = token_advantages("dr_grpo", got.rewards, got.mask, got.index, settings_of("rollout"))
     assert whole.tolist() == [[0.125, 0.125], [-0.25, 0.0]]
     assert cut.tolist() == [[0.0, 0.125], [-0.25, 0.0]]
+
+
+def test_kl_lowers_each_token_by_its_own_gradient_and_changes_no_baseline():
+    got = padded(
+        fields for _, fields in all_rows({"g": [(1.0, [sample([True, True])]), (0.0, [sample([False, True])])]})
+    )
+    log_ratio = torch.tensor([[0.5, -0.25], [3.0, 1.0]])  # old - reference
+    rewards = got.rewards - 0.1 * log_ratio * got.mask
+    advantages, returns = token_advantages("dr_grpo", rewards, got.mask, got.index, settings_of("rollout", 1, 0.1))
+    assert returns.tolist() == [[0.5, 0.5], [0.0, -0.5]]
+    weights = torch.tensor([[0.25, 0.25], [0.0, 0.5]])
+    torch.testing.assert_close(advantages, weights * (returns - 0.1 * (1 - (-log_ratio).exp())))

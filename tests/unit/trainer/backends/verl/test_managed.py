@@ -32,6 +32,7 @@ def test_a_plus_stays_in_front_wherever_it_stands():
         ),
         ({"+algorithm.adv_estimator": "grpo"}, r"sets algorithm\.adv_estimator, which agl manages"),
         ({"algorithm": "x"}, r"train\.verl sets algorithm, which agl manages\."),
+        ({"actor_rollout_ref.actor.use_kl_loss": True}, r"which agl manages\. Set train\.kl_coef instead\."),
         ({"data.max_prompt_length": 3}, r"Set data\.train, data\.val and train\.groups_per_step instead\."),
         (
             {"actor_rollout_ref.actor.optim": None},
@@ -42,8 +43,8 @@ def test_a_plus_stays_in_front_wherever_it_stands():
             r"sets critic\.enable, which agl manages\. Remove it: agl's own part does this\.",
         ),
         (
-            {"actor_rollout_ref.actor.use_kl_loss": True},
-            r"sets actor_rollout_ref\.actor\.use_kl_loss: verl would add it up over all tokens",
+            {"actor_rollout_ref.actor.entropy_coeff": 0.1},
+            r"sets actor_rollout_ref\.actor\.entropy_coeff: verl would add it up over all tokens",
         ),
         (
             {"ray_kwargs.ray_init.runtime_env": {"env_vars": {"WANDB_API_KEY": "s3cret"}}},

@@ -34,7 +34,7 @@ def test_a_sample_becomes_the_fields_that_verls_trainer_reads():
         "loss_mask": [0, 1, 1],
         "rollout_log_probs": ONE.logprobs[1:].tolist(),
         "rm_scores": [0.0, 0.0, 1.0],
-        "uid": "g7:0:1:2:2:1.0",
+        "uid": "g7:0:1:2:2:3:1.0",
         "num_turns": 1,
         "data_source": "agl",
         "extra_fields": {},
@@ -60,9 +60,9 @@ def test_every_sample_of_a_rollout_is_a_row_with_the_rollouts_reward_and_counts(
     rows = rows_of("g", [(1.0, [ONE, TWO]), (0.5, [TWO])])
     assert rows.keys == ("g_0_0", "g_0_1", "g_1_0")
     assert [Label.parse(field["uid"]) for field in rows.fields] == [
-        Label("g", 0, 2, 3, 2, 1.0),
-        Label("g", 0, 2, 3, 1, 1.0),
-        Label("g", 1, 1, 1, 1, 0.5),
+        Label("g", 0, 2, 3, 2, 3, 1.0),
+        Label("g", 0, 2, 3, 1, 1, 1.0),
+        Label("g", 1, 1, 1, 1, 1, 0.5),
     ]
     assert [float(field["rm_scores"].sum()) for field in rows.fields] == [1.0, 1.0, 0.5]
 
@@ -73,8 +73,8 @@ def test_a_group_whose_rewards_do_not_differ_is_one_placeholder_a_rollout_that_s
     assert [plain(field["response_mask"]) for field in rows.fields] == [[0], [0]]
     assert [plain(field["input_ids"]) for field in rows.fields] == [[0, 0], [0, 0]]
     assert [Label.parse(field["uid"]) for field in rows.fields] == [
-        Label("g", 0, 2, 3, 0, 1.0),
-        Label("g", 1, 1, 1, 0, 1.0),
+        Label("g", 0, 2, 3, 0, 1, 1.0),
+        Label("g", 1, 1, 1, 0, 1, 1.0),
     ]
     assert [tag["trained_tokens"] for tag in rows.tags] == [0, 0]
     assert {tag["max_global_steps"] for tag in rows.tags} == {3}
@@ -88,7 +88,7 @@ def test_an_algorithm_without_groups_trains_on_equal_rewards_too():
 def test_a_rollout_with_a_reward_and_nothing_to_train_on_is_a_placeholder_of_the_version_before_the_step():
     rows = rows_of("g", [(1.0, []), (0.0, [TWO])])
     assert rows.keys == ("g_0_0", "g_1_0")
-    assert Label.parse(rows.fields[0]["uid"]) == Label("g", 0, 0, 0, 0, 1.0)
+    assert Label.parse(rows.fields[0]["uid"]) == Label("g", 0, 0, 0, 0, 1, 1.0)
     assert (rows.tags[0]["min_global_steps"], rows.tags[0]["max_global_steps"]) == (3, 3)
 
 
@@ -136,7 +136,7 @@ def test_samples_are_left_as_they_were():
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(0, 99))
 def test_a_label_keeps_a_reward_to_the_bit(reward: float, session: int):
-    label = Label("3f-a", session, 2, 30, 10, reward)
+    label = Label("3f-a", session, 2, 30, 10, 12, reward)
     assert Label.parse(str(label)) == label
 
 

@@ -129,6 +129,24 @@ def test_the_token_budget_holds_a_sample_of_full_length():
     assert made(train=long, model={"context": 5000})[key] == 5000
 
 
+def test_the_token_budget_holds_the_rows_that_verl_adds():
+    short = {"max_prompt_tokens": 30, "max_response_tokens": 30, "token_budget": 60}
+    assert made(train=short)[f"{ACTOR}.ppo_max_token_len_per_gpu"] == 128
+
+
+def test_a_kl_penalty_reaches_the_estimator_through_the_reward():
+    values = made(train={"kl_coef": 0.02})
+    assert values["algorithm.use_kl_in_reward"] is True
+    assert (values["algorithm.kl_penalty"], values["algorithm.kl_ctrl.type"]) == ("k1", "fixed")
+    assert values["algorithm.kl_ctrl.kl_coef"] == 0.02
+    assert made()["algorithm.use_kl_in_reward"] is False
+
+
+def test_a_kl_penalty_needs_gpus():
+    with pytest.raises(ConfigError, match=r"train\.kl_coef needs GPUs with the verl backend, .* pinned memory\. Use a"):
+        made(on_cpu=True, train={"kl_coef": 0.02})
+
+
 def test_without_validation_tasks_nothing_is_validated():
     values = made(paths=Paths(Path("/p"), Path("/c"), Path("/s"), False))
     assert (values["trainer.test_freq"], values["trainer.val_before_train"]) == (-1, False)
