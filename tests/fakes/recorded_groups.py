@@ -46,6 +46,7 @@ CASES = (
     Case("three_mini_batches_of_rows", mini_batches=3, micro_batches={"max_token_len_per_gpu": 128}),
     Case("by_sample", "sample"),
     Case("by_token", "token", mini_batches=2),
+    Case("more_mini_batches_than_rollouts", mini_batches=8),
     Case("with_kl", kl_coef=0.3),
     Case("with_kl_in_two_mini_batches", mini_batches=2, kl_coef=0.3),
 )

@@ -155,9 +155,7 @@ def update(
     config.algorithm.kl_ctrl.kl_coef = case.kl_coef
     config.algorithm.rollout_correction.rollout_is = None if case.tis_cap is None else "token"
     config.algorithm.agl = {"normalization": case.normalization, "mini_batches": case.mini_batches}
-    batch = filled(queue)
-    batch, size = into_mini_batches(batch, config.actor_rollout_ref.rollout.n, case.mini_batches, dist.get_world_size())
-    config.actor_rollout_ref.actor.ppo_mini_batch_size = size
+    batch = into_mini_batches(filled(queue), config, case.mini_batches, dist.get_world_size())
     metrics: dict[str, Any] = {}
     batch = trainer._balance_batch(batch, metrics)
     batch.extra_info.update(case.micro_batches)

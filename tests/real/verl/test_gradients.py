@@ -116,7 +116,8 @@ def test_the_mean_of_verls_gradients_is_the_embedded_one(
     case: Case, found: dict[Case, Any], policy: Path, reference: Path
 ):
     steps = found[case]["steps"]
-    assert len(steps) == case.mini_batches
+    rollouts = score(candidates(recorded_groups()), "grpo").rollouts
+    assert len(steps) == min(case.mini_batches, len(rollouts))
     expected = embedded(policy, reference, case)
     assert all(step.keys() == expected.keys() for step in steps)
     assert all(any(gradient.any() for gradient in step.values()) for step in steps)

@@ -49,7 +49,7 @@ class GroupSampler(ReplayBuffer):  # type: ignore[misc]  # verl ships no types
         super().__init__(trainer_config=trainer_config, sampler_kwargs=sampler_kwargs, refill_fn=refill_fn, **more)
         self._setup = Setup.read(sampler_kwargs.setup)
         self._train = self._setup.project.config.train
-        # verl reads the size of a mini-batch from its configuration at each step; this is a part of that object.
+        # verl's configuration itself: the trainer reads the size of a mini-batch from it at each step, estimators the number.
         self._verl = trainer_config._get_root()
         self._fruitless = 0
         self._dropped = 0
@@ -60,8 +60,7 @@ class GroupSampler(ReplayBuffer):  # type: ignore[misc]  # verl ships no types
             return self._take("val", self._all_of("val", batch_size)), {}
         chosen = self._next_batch(global_steps, batch_size)
         batch = self._take("train", [group.uid for group in chosen])
-        batch, size = into_mini_batches(batch, self._train.group_size, self._train.mini_batches, self._ranks())
-        self._verl.actor_rollout_ref.actor.ppo_mini_batch_size = size
+        batch = into_mini_batches(batch, self._verl, self._train.mini_batches, self._ranks())
         ages = [global_steps - group.born for group in chosen]
         self._setup.tell(
             "batch", step=global_steps, uids=[group.uid for group in chosen], staleness=ages, dropped=self._dropped
