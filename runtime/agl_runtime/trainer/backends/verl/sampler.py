@@ -49,7 +49,7 @@ class GroupSampler(ReplayBuffer):  # type: ignore[misc]  # verl ships no types
         super().__init__(trainer_config=trainer_config, sampler_kwargs=sampler_kwargs, refill_fn=refill_fn, **more)
         self._setup = Setup.read(sampler_kwargs.setup)
         self._train = self._setup.project.config.train
-        # verl's configuration itself: the trainer reads the size of a mini-batch from it at each step, estimators the number.
+        # verl's configuration itself, from which the trainer and the estimators read the mini-batches at each step.
         self._verl = trainer_config._get_root()
         self._fruitless = 0
         self._dropped = 0
