@@ -20,6 +20,7 @@ import orjson
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import ASGIApp
 
 from agl_runtime.errors import TrainerError
 from agl_runtime.trainer.backends.embedded.answers import AnswerWriter, ChatWriter, CompletionWriter, Json
@@ -182,8 +183,8 @@ class ServerThread:
         """Set `signals` on the server's event loop. From any thread."""
         self._loop.call_soon_threadsafe(set_signals, signals)
 
-    def start(self, app: FastAPI) -> str:
-        """The server's address. Raises TrainerError when no port can be had."""
+    def start(self, app: ASGIApp) -> str:
+        """Serve `app`, at the address returned. Raises TrainerError when no port can be had."""
         try:
             listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
         except OSError as error:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,6 @@ FIGURES = {
     "grad_norm": "actor/grad_norm",
     "kl": "actor/ppo_kl",
     "clip_fraction": "actor/pg_clipfrac",
-    "entropy": "actor/entropy",
-    "logprob_gap": "training/rollout_probs_diff_max",
     "tis_weight": "rollout_corr/rollout_is_mean",
     "tis_capped": "rollout_corr/rollout_is_ratio_fraction_high",
 }
@@ -104,6 +103,7 @@ class Follower:
         save_s = data.get("timing_s/save_checkpoint", 0.0)
         times = Times(sample_s, step_s - sample_s, step_s - sample_s - save_s, save_s)
         figures = {name: float(data[theirs]) for name, theirs in FIGURES.items() if theirs in data}
+        figures |= _derived(data, groups, is_fresh=not any(batch["staleness"]))
         age = Age(tuple(batch["staleness"]), batch["dropped"])
         line = step_line(step, self._setup.weights(step), rollouts, scores_of(groups), figures, times, age)
         self._progress.detail |= {
@@ -112,3 +112,15 @@ class Follower:
             "tokens_per_s": round(line["sampled_tokens"] / sample_s, 1) if sample_s else None,
         }
         return line
+
+
+def _derived(data: Mapping[str, Any], groups: Sequence[GroupRecord], *, is_fresh: bool) -> dict[str, float]:
+    """verl adds entropy up over tokens, as it does losses here. The extremes of the importance ratio of tokens that the
+    weights before the update sampled tell the largest gap of log-probabilities."""
+    tokens = sum(item.trained_tokens for group in groups if group.has_spread for item in group.rollouts)
+    ratios = [data.get(f"rollout_corr/rollout_is_{end}", 1.0) for end in ("max", "min")]
+    gaps = [abs(math.log(ratio)) for ratio in ratios if ratio > 0]
+    return {
+        "entropy": data.get("actor/entropy", 0.0) / tokens if tokens else 0.0,
+        "logprob_gap": max(gaps, default=0.0) if is_fresh else 0.0,
+    }

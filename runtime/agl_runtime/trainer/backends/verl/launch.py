@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import secrets
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from agl_runtime.trainer.backends.verl.compose import compose
 from agl_runtime.trainer.backends.verl.families import read_family
 from agl_runtime.trainer.backends.verl.follow import Follower
 from agl_runtime.trainer.backends.verl.settings import Paths, overrides
-from agl_runtime.trainer.backends.verl.setup import SERVER_KEY, VERL_LINK, Ending, Setup
+from agl_runtime.trainer.backends.verl.setup import RUN_EPOCH, SERVER_KEY, VERL_LINK, Ending, Setup
 from agl_runtime.trainer.metrics import MetricsLog, Outcome
 from agl_runtime.trainer.progress import Progress
 from agl_runtime.trainer.scoring import NO_SPREAD
@@ -60,7 +61,7 @@ async def train(start: Start, stop: asyncio.Event) -> Outcome:
     on_cpu = config.train.device == "cpu" or not torch.cuda.is_available()
     paths = Paths.of(start.project, start.run.run_id, _verl_folder(start.newest))
     chosen = overrides(config, paths, read_family(paths.policy), on_cpu=on_cpu)
-    os.environ |= _environment(config, figures, on_cpu)
+    os.environ |= _environment(config, figures, start.run_epoch, on_cpu)
     follower = Follower(setup, start.metrics, start.progress, figures)
     work = asyncio.create_task(asyncio.to_thread(drive, chosen))
     beside = [
@@ -86,6 +87,7 @@ async def train(start: Start, stop: asyncio.Event) -> Outcome:
 
 def drive(chosen: Mapping[str, Any]) -> None:
     """Compose verl's configuration and run its trainer to the end. Blocks."""
+    warnings.filterwarnings("ignore", category=UserWarning, module="verl.workers.engine")
     try:
         import ray
         from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
@@ -127,13 +129,15 @@ def _setup(start: Start) -> Setup:
     )
 
 
-def _environment(config: Config, figures: Path, on_cpu: bool) -> dict[str, str]:
+def _environment(config: Config, figures: Path, run_epoch: int, on_cpu: bool) -> dict[str, str]:
     """For this process and, through Ray, for all of verl's."""
     return {
         "VERL_USE_EXTERNAL_MODULES": PLUGIN,
         "VERL_FILE_LOGGER_PATH": str(figures),
         "RAY_USAGE_STATS_ENABLED": "0",
         "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": "ignore::UserWarning:verl.workers.engine",  # one for each engine that is not installed
+        RUN_EPOCH: str(run_epoch),
         SERVER_KEY: secrets.token_urlsafe(32),
         **({"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": str(config.train.threads)} if on_cpu else {}),
     }

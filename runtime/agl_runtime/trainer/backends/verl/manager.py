@@ -74,12 +74,13 @@ class GatewayManager:
 
     def generate_sequences(self, prompts: Any) -> None:
         """Enqueue the groups of a batch (a TensorDict with uid and index of each row, and global_steps)."""
-        is_val = bool(prompts.get("validate", False))
+        is_val = "validate" in prompts and bool(prompts["validate"])
         rows = [Prompt(str(uid), int(n)) for uid, n in zip(list(prompts["uid"]), list(prompts["index"]), strict=True)]
         step = int(prompts["global_steps"])
         self._wait(self._validate(rows, step) if is_val else self._train(rows, step))
 
     async def _open(self) -> None:
+        await self._client.__aenter__()  # for as long as this process lives
         await self._desk.open()
         carried = {self._work(number, version, self._setup.step + 1).group_id for number, version in self._born.items()}
         run_id, version = self._setup.run_id, self._setup.weights(self._setup.step)

@@ -85,6 +85,7 @@ def _proposed(user: Mapping[str, Any]) -> dict[str, Any]:
     fsdp = {f"{ACTOR}.strategy": "fsdp2", f"{MODEL}.override_config.attn_implementation": "sdpa"}
     return (fsdp if user.get("model_engine", "dp") == "dp" else {}) | {
         "trainer.project_name": "agl",
+        f"{ACTOR}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP,
         f"{ROLLOUT}.tensor_model_parallel_size": 1,
     }
@@ -254,6 +255,11 @@ def _cpu(config: Config, user: Mapping[str, Any]) -> dict[str, Any]:
         f"{MODEL}.override_config.attn_implementation": "sdpa",
         f"{ROLLOUT}.dtype": "float32",
         f"{ROLLOUT}.tensor_model_parallel_size": 1,
-        f"{ROLLOUT}.max_num_seqs": CPU_SEQUENCES,
+        f"+{ROLLOUT}.engine_kwargs.{CPU_ROLLOUT}": {
+            "model": config.model.name,
+            "max_tokens": config.model.max_tokens,
+            "max_batch": CPU_SEQUENCES,
+            "seed": config.train.seed,
+        },
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
     }

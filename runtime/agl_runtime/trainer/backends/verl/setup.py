@@ -30,7 +30,8 @@ CHECKPOINTS = "checkpoints"
 VERL_LINK = "verl"
 """In a checkpoint: the link to the folder that verl wrote."""
 SERVER_KEY = "AGL_VERL_SERVER_KEY"
-"""The environment variable with the key that agl's own rollout server wants."""
+RUN_EPOCH = "AGL_VERL_RUN_EPOCH"
+"""Environment variables for agl's own rollout server: the key that it wants, and the epoch of its policy versions."""
 
 
 def run_folder(project: Project, run_id: str) -> Path:

@@ -212,7 +212,7 @@ def test_without_a_gpu_verl_computes_in_fp32_on_our_engine():
     assert values["trainer.device"] == "cpu"
     assert values["trainer.n_gpus_per_node"] == 2
     assert values[f"+{ACTOR}.fsdp_config.mixed_precision"]["param_dtype"] == "fp32"
-    assert not [key for key in values if "engine_kwargs" in key]
+    assert [key for key in values if "engine_kwargs" in key] == [f"+{ROLLOUT}.engine_kwargs.agl_embedded"]
 
 
 def test_megatron_needs_gpus():
