@@ -41,13 +41,15 @@ class MemoryQueue:
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, Any]] = {}
+        self._tags: dict[str, dict[str, Any]] = {}
 
     def kv_batch_put(self, keys: Sequence[str], partition_id: str, fields: TensorDict, tags: Any = None) -> KVBatchMeta:
         for name, values in fields.items():
             columns = values.unbind(0) if isinstance(values, torch.Tensor) else values.tolist()
             for key, value in zip(keys, columns, strict=True):
                 self._rows.setdefault(key, {})[name] = value
-        return KVBatchMeta(partition_id=partition_id, keys=list(keys), tags=tags or [{} for _ in keys])
+        self._tags.update(zip(keys, tags or (), strict=False))
+        return KVBatchMeta(partition_id=partition_id, keys=list(keys), tags=[self._tags[key] for key in keys])
 
     def kv_batch_get(self, keys: Sequence[str], partition_id: str, select_fields: Any = None) -> TensorDict:
         rows = [self._rows[key] for key in keys]
@@ -175,8 +177,7 @@ def filled(queue: MemoryQueue) -> KVBatchMeta:
     keys = [key for rows in made for key in rows.keys]
     fields = [field for rows in made for field in rows.fields]
     tags = [tag for rows in made for tag in rows.tags]
-    queue.kv_batch_put(keys, "train", tu.list_of_dict_to_tensordict(fields))
-    return KVBatchMeta(partition_id="train", keys=keys, tags=tags)
+    return queue.kv_batch_put(keys, "train", tu.list_of_dict_to_tensordict(fields), tags)
 
 
 if __name__ == "__main__":
