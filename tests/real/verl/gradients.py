@@ -28,7 +28,6 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from agl_runtime.config import Config
 from agl_runtime.trainer.backends.verl.compose import compose
-from agl_runtime.trainer.backends.verl.estimators import register
 from agl_runtime.trainer.backends.verl.families import Family
 from agl_runtime.trainer.backends.verl.mini_batches import into_mini_batches
 from agl_runtime.trainer.backends.verl.settings import Paths, overrides
@@ -95,8 +94,6 @@ class Ranks:
 
 def main(policy: Path, reference: Path, output: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    register()
     config = configured(policy)
     worker = started(config)
     # verl's own role for a reference policy pins memory, which takes a GPU.
