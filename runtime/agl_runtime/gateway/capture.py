@@ -53,6 +53,14 @@ def read_partial(response: Json) -> Answer:
     )
 
 
+def forget_tokens(response: Json) -> None:
+    """Let go of what was read of a whole answer: thousands of objects, which are freed fast only at once, while the
+    processor still has them at hand."""
+    for row in (response, *response["choices"]):
+        for key in ("prompt_token_ids", "token_ids", "logprobs"):
+            row.pop(key, None)
+
+
 def _is_choice(choice: Any) -> bool:
     return _is_row(choice) and (choice.get("message") is not None or isinstance(choice.get("text"), str))
 

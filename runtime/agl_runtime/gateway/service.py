@@ -26,7 +26,7 @@ from starlette.responses import Response
 from agl_runtime.config import Config
 from agl_runtime.gateway import bodies
 from agl_runtime.gateway.attempts import Attempt, Attempts, Call
-from agl_runtime.gateway.capture import StreamAssembler, is_terminal, read_answer
+from agl_runtime.gateway.capture import StreamAssembler, forget_tokens, is_terminal, read_answer
 from agl_runtime.gateway.dialects import Dialect
 from agl_runtime.gateway.dialects.base import Recorded
 from agl_runtime.gateway.exchange import Exchange, ExchangeResponse, Reading
@@ -193,7 +193,9 @@ class CallService:
                     answer = await self._follow(call, reply)
                 else:
                     answer = read_answer(await reply.json(), call.call_id)
-                return _finished(answer), _tellable(call.dialect.render(call.request, answer))
+                response = _tellable(call.dialect.render(call.request, _finished(answer)))
+                forget_tokens(answer.response)
+                return answer, response
         except ServerFailed as error:
             call.may_cancel = False
             refused = refusal_for(error, call.dialect.stands_for)

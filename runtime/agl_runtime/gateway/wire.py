@@ -90,7 +90,9 @@ class Response:
         """The whole body. Raises WireFailed."""
         while not self._is_whole:
             await self._more()
-        return b"".join(self._pieces)
+        whole = b"".join(self._pieces)
+        self._pieces.clear()
+        return whole
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body, as it comes. Raises WireFailed."""

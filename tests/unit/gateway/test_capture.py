@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from agl_runtime.calls import VersionSpan
-from agl_runtime.gateway.capture import StreamAssembler, is_terminal, read_answer, read_ids, read_logprobs, read_spans
+from agl_runtime.gateway.capture import (
+    StreamAssembler,
+    forget_tokens,
+    is_terminal,
+    read_answer,
+    read_ids,
+    read_logprobs,
+    read_spans,
+)
+from agl_runtime.gateway.dialects.chat import ChatDialect
 from agl_runtime.gateway.internal import ServerFailed
 from agl_runtime.schemas import PolicyVersion
 from fakes.model_server import Answer, chat_chunks, text_chunks, tool_call, whole_answer
@@ -46,6 +55,16 @@ def test_pieces_of_a_text_are_joined_once() -> None:
     told = assembled([{"choices": [{"index": 0, "delta": delta, "text": Uncopied("z")}]}] * 3)["choices"][0]
     assert (told["text"], told["message"]["content"], told["message"]["reasoning_content"]) == ("zzz", "xxx", "yyy")
     assert told["message"]["tool_calls"] == [{"id": "c", "function": {"name": "fff", "arguments": "aaa"}}]
+
+
+def test_letting_go_of_what_was_read_takes_nothing_from_the_harness_that_asked_for_it() -> None:
+    answer = read_answer(whole_answer("chat/completions", CHAT, Answer("hello there"), "policy"))
+    rendered = ChatDialect().render(ChatDialect().parse(CHAT), answer)
+    before = copy.deepcopy(rendered)
+    forget_tokens(answer.response)
+    assert rendered == before
+    assert rendered["choices"][0]["token_ids"] == answer.sampled_ids.tolist()
+    assert not {"prompt_token_ids", "token_ids", "logprobs"} & {*answer.response, *answer.response["choices"][0]}
 
 
 @pytest.mark.parametrize(
