@@ -1,7 +1,9 @@
 # `make demo` trains the example agent from nothing; `make test` passes the tests. Both set up what they need first.
+# `make setup-verl` makes the environment of the verl backend.
 
 PYTHON ?= python3
 VENV ?= .venv
+VERL_VENV ?= .venv-verl
 # Where pip looks for torch besides its usual index: an index of CPU-only builds, say.
 TORCH_INDEX ?=
 SEED ?= 0
@@ -10,11 +12,16 @@ DEMO ?= agl-demo
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test real check lint format bench size clean
+.PHONY: setup setup-verl demo test real check lint format bench size clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt setup.sh
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" sh ./setup.sh
+
+setup-verl: $(VERL_VENV)/.ready
+
+$(VERL_VENV)/.ready: pyproject.toml tests/real/verl/requirements.txt setup.sh setup-verl.sh
+	@PYTHON="$(PYTHON)" VENV="$(VERL_VENV)" TORCH_INDEX="$(TORCH_INDEX)" sh ./setup.sh verl
 
 demo: $(READY)
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/agl demo "$(DEMO)" --seed $(SEED) --fresh
@@ -44,4 +51,4 @@ size: $(READY)
 	@$(BIN)/python benchmarks/size.py
 
 clean:
-	rm -rf "$(VENV)" dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf "$(VENV)" "$(VERL_VENV)" dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

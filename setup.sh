@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes the virtual environment $VENV for development and the demo. Says first what will be downloaded.
+# Makes the virtual environment $VENV for development and the demo, or with the argument `verl` one for that backend.
+# Says first what will be downloaded.
 set -eu
 
 say() { printf '%s\n' "$*" >&2; }
@@ -14,6 +15,8 @@ say() { printf '%s\n' "$*" >&2; }
     say "Install its venv module (on Debian and Ubuntu: apt install python3-venv)."
     exit 3
 }
+
+[ "${1:-}" != verl ] || exec sh ./setup-verl.sh
 
 # A torch of the same Python that is there already is used as it is.
 site=""

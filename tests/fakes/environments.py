@@ -79,6 +79,12 @@ def environment(python: Path, requirements: Sequence[str], key: str = "", option
     return _made_once("env", [built, *requirements, key, *options], make) / "bin"
 
 
+def locked(lock: Path) -> Path:
+    """The interpreter of an environment that holds exactly what the file `lock` lists, dependencies or not."""
+    lines = [line for line in lock.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return environment(interpreter("3.11"), lines, options=("--no-deps",)) / "python"
+
+
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder: the quantised weights of a package, as float32."""
 

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from agl_runtime.calls import Call
-from fakes.environments import environment, interpreter
+from fakes.environments import locked
 from fakes.tiny_model import make_tiny_policy
 
 LOCK = Path(__file__).parents[1] / "real/vllm/requirements.txt"
@@ -100,7 +100,7 @@ class VllmServer:
 
 @contextmanager
 def vllm_server(folder: Path) -> Iterator[VllmServer]:
-    python = environment(interpreter("3.11"), _locked(), options=("--no-deps",)) / "python"
+    python = locked(LOCK)
     folders = _policy(folder / "first", 0, ARGUMENTS), _policy(folder / "second", 1)
     for name, text in _PLUGIN.items():
         path = folder / "plugin" / name
@@ -175,10 +175,6 @@ def _lessons(question: str) -> list[tuple[list[dict[str, Any]], str]]:
     said = {"role": "assistant", "content": _BEFORE_CALL[question], "reasoning_content": THOUGHT, "tool_calls": calls}
     results = [{"role": "tool", "content": "19"} for _ in calls]
     return [([asked], calling(question)), ([asked, said, *results], THINKING + ANSWER)]
-
-
-def _locked() -> list[str]:
-    return [line for line in LOCK.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
 
 
 def _free_port() -> int:

@@ -2,7 +2,8 @@
 
 Each rank has a replica: a Ray actor with the engine and its HTTP server, which answers exactly as the embedded backend
 does. verl's adapter sits in the rank's worker and hands the trained weights over. Asleep, or between an abort and the
-following resume, a server refuses calls; calls that an abort cuts short are counted.
+following resume, a server refuses calls; going to sleep waits for those under way, and an abort cuts them short, which
+is counted.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from agl_runtime.trainer.backends.verl.setup import RUN_EPOCH, SERVER_KEY
 
 ACTOR = "agl_server_{}"
 FROM_ANYWHERE = 32  # calls of verl's at once
+POLL_S = 0.01
 
 
 class Server:
@@ -71,6 +73,9 @@ class Server:
         """Calls that were cut short so far."""
         return self._door.aborted
 
+    async def generate(self, *_: Any, **__: Any) -> None:
+        raise TrainerError("agl's rollout server answers over HTTP only.", "Leave the agent loop to agl.")
+
     async def load(self, weights: Mapping[str, Tensor], updates: int) -> None:
         """Serve `weights` from now on, as those of so many updates."""
 
@@ -84,7 +89,10 @@ class Server:
         await asyncio.wrap_future(self._engine.call(job))
 
     async def sleep(self) -> None:
+        """Returns when no call is under way any more."""
         self._door.asleep = True
+        while not self._door.is_empty:
+            await asyncio.sleep(POLL_S)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         if tags is None or "kv_cache" in tags:
