@@ -26,9 +26,10 @@ PINS = {
     "ray": "2.52.1",
     "TransferQueue": "0.1.11",
     "tensordict": "0.10.0",
-    "torch": "2.13.0",
     "transformers": "5.10.4",
 }
+ON_CPU = {"torch": "2.13.0"}
+ON_GPU = {"torch": "2.11.0", "vllm": "0.24.0"}  # this vLLM asks for this torch
 INSTALL = "Run `make setup-verl` in a clone of agl, or install the versions that docs/verl.md names."
 OFFLOADS = ("param_offload", "optimizer_offload")
 ENGINE_SECTIONS = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.megatron")
@@ -64,14 +65,14 @@ def _family(project: Project) -> Family:
 
 def packages(project: Project) -> str:
     """The packages are here, in versions that work together. Another verl is a failure: agl plugs into its parts."""
-    names = list(PINS) if on_cpu(project) else [*PINS, "vllm"]
-    found = {name: _version(name) for name in names}
+    pins = PINS | (ON_CPU if on_cpu(project) else ON_GPU)
+    found = {name: _version(name) for name in pins}
     if missing := [name for name, version in found.items() if version is None]:
         raise PreconditionError(f"{', '.join(missing)} are not installed.", INSTALL)
-    if (version := found["verl"]) != PINS["verl"]:
-        raise PreconditionError(f"verl {version} is installed; agl works with {PINS['verl']}.", INSTALL)
+    if (version := found["verl"]) != pins["verl"]:
+        raise PreconditionError(f"verl {version} is installed; agl works with {pins['verl']}.", INSTALL)
     here = ", ".join(f"{name} {version}" for name, version in found.items())
-    others = [f"{name} {PINS[name]}" for name in PINS if str(found[name]).split("+")[0] != PINS[name]]
+    others = [f"{name} {pin}" for name, pin in pins.items() if str(found[name]).split("+")[0] != pin]
     if others:
         raise Doubt(f"{here}; agl was tried with {', '.join(others)}.", f"If verl fails: {INSTALL}")
     return here

@@ -142,9 +142,11 @@ def observed(run: Run) -> dict[str, Any]:
     found["versions"] = [[_versions(answer) for answer in answers] for answers in (first, second)]
     found["gaps"] = [_gaps(first, before), _gaps(second, run.logprobs(second))]
     found["moved"] = [_gap(new, old) for new, old in zip(run.logprobs(first), before, strict=True)]
-    found["cut"] = [server.is_cut(run.weights.abort_replicas) for server in run.servers]
+    found["cut"] = []
+    for server in run.servers:
+        found["cut"].append(server.is_cut(run.weights.abort_replicas))
+        run.weights.resume_generation_replicas()
     found["aborted"].append(run.aborted())
-    run.weights.resume_generation_replicas()
     found["resumed"] = run.statuses()
     return found
 
