@@ -107,16 +107,20 @@ def read_logprobs(value: Any) -> LogProbs:
     if not isinstance(items, list):
         items = value.get("token_logprobs")
         items = items if isinstance(items, list) else []
-    else:
-        try:
-            items = [item["logprob"] for item in items]
-        except (TypeError, KeyError):
-            items = [item.get("logprob") if isinstance(item, dict) else None for item in items]
+    elif type(items) is not Numbers:
+        items = _logprobs(items)
     try:
         return np.frombuffer(struct.pack(f"{len(items)}f", *items), np.float32)
     except (struct.error, OverflowError):
         with np.errstate(over="ignore"):  # what is beyond a float32 becomes infinite
             return np.array([_number(item) for item in items], np.float64).astype(np.float32)
+
+
+def _logprobs(items: list[Any]) -> list[Any]:
+    try:
+        return [item["logprob"] for item in items]
+    except (TypeError, KeyError):
+        return [item.get("logprob") if isinstance(item, dict) else None for item in items]
 
 
 def _number(value: Any) -> float:
@@ -145,6 +149,10 @@ def _is_count(number: Any) -> bool:
     return type(number) is int and 0 <= number < ID_LIMIT
 
 
+class Numbers(list[Any]):
+    """The log-probabilities out of the chat form's items, in its place."""
+
+
 class _Text(list[str]):
     """A text in the pieces in which it came: to add each to a long text would copy that again and again."""
 
@@ -160,10 +168,12 @@ def _told(value: Any) -> Any:
 
 class StreamAssembler:
     """Puts the chunks of one stream together as a whole answer; `response()` may be read at any time. Tool calls
-    without an id get one, in the chunks too, that is made from `call_id`."""
+    without an id get one, in the chunks too, that is made from `call_id`. Without `keeps_logprobs` the chat form of
+    log-probabilities becomes `Numbers`: all else that is told of each token would be kept for nobody."""
 
-    def __init__(self, call_id: str | None = None) -> None:
+    def __init__(self, call_id: str | None = None, *, keeps_logprobs: bool = True) -> None:
         self._call_id = call_id
+        self._keeps_logprobs = keeps_logprobs
         self._named: set[str] = set()
         self._top: Json = {}
         self._choices: dict[int, Json] = {}
@@ -187,7 +197,7 @@ class StreamAssembler:
             choice = self._choices.get(index)
             if choice is None:
                 choice = self._choices[index] = {}
-            _merge_choice(choice, row)
+            _merge_choice(choice, row, self._keeps_logprobs)
 
     def response(self) -> Json:
         kind = str(self._top.get("object", "")).removesuffix(".chunk")
@@ -208,12 +218,12 @@ def is_terminal(chunk: Json) -> bool:
     return not rows
 
 
-def _merge_choice(choice: Json, row: Json) -> None:
+def _merge_choice(choice: Json, row: Json, keeps_logprobs: bool) -> None:
     for key, value in row.items():
         if value is None or key == "index":
             continue
         if key == "logprobs" and isinstance(value, dict):
-            _extend(choice, value)
+            _extend(choice, value, keeps_logprobs)
         elif key in _GROWING:
             _grow(choice, key, value)
         elif key != "delta":
@@ -226,19 +236,21 @@ def _merge_choice(choice: Json, row: Json) -> None:
                 _grow(message, name, part)
 
 
-def _extend(choice: Json, logprobs: Json) -> None:
+def _extend(choice: Json, logprobs: Json, keeps_logprobs: bool) -> None:
     """Add what is told of tokens: lists of items, one for each token, which are kept as they are."""
     known = choice.get("logprobs")
     if not isinstance(known, dict):
         known = choice["logprobs"] = {}
     for name, part in logprobs.items():
         items = known.get(name)
+        if name == "content" and not keeps_logprobs and isinstance(part, list):
+            part = Numbers(_logprobs(part))
         if not isinstance(part, list):
             _grow(known, name, part)
         elif isinstance(items, list) and type(items) is not _Text:
             items += part
         else:
-            known[name] = part.copy()
+            known[name] = part if type(part) is Numbers else part.copy()
 
 
 def _grow(into: Json, key: str, value: Any) -> None:
@@ -286,7 +298,7 @@ def _finished(choice: Json) -> Json:
     told = {key: value if key in ("token_ids", "logprobs") else _told(value) for key, value in choice.items()}
     if isinstance(told.get("logprobs"), dict):
         parts = told["logprobs"].items()
-        told["logprobs"] = {name: _told(part) if type(part) is not list else part for name, part in parts}
+        told["logprobs"] = {name: part if type(part) in (list, Numbers) else _told(part) for name, part in parts}
     calls = told.get("message", {}).get("tool_calls")
     if isinstance(calls, list):
         told["message"]["tool_calls"] = [_without_index(call) for call in calls if isinstance(call, dict)]

@@ -195,6 +195,7 @@ class CallService:
                     answer = read_answer(await reply.json(), call.call_id)
                 response = _tellable(call.dialect.render(call.request, _finished(answer)))
                 forget_tokens(answer.response)
+                call.assembler = None
                 return answer, response
         except ServerFailed as error:
             call.may_cancel = False
@@ -212,7 +213,7 @@ class CallService:
 
     async def _follow(self, call: Call, reply: Reply) -> Answer:
         """Pass a stream on up to the chunk that finishes the answer; that one and what follows it are held back."""
-        call.assembler = StreamAssembler(call.call_id)
+        call.assembler = StreamAssembler(call.call_id, keeps_logprobs=call.request.wants_logprobs)
         call.events = call.dialect.stream(call.request)
         async for events in reply.events():
             out: list[bytes] = []

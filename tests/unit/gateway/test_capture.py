@@ -88,6 +88,20 @@ def test_a_streamed_chat_answer_is_assembled_into_the_whole_one(answer: Answer) 
     assert np.array_equal(left.logprobs, right.logprobs)
 
 
+def test_of_log_probabilities_that_no_harness_asked_for_only_the_numbers_are_kept() -> None:
+    whole = whole_answer("chat/completions", CHAT, Answer("hello there"), "policy")
+    chunks = chat_chunks(whole)
+    odd = {"choices": [{"index": 0, "delta": {}, "logprobs": {"content": [{"token": "x"}, None, {"logprob": None}]}}]}
+    kept, numbers = StreamAssembler(), StreamAssembler(keeps_logprobs=False)
+    for chunk in [*chunks, odd]:
+        kept.feed(copy.deepcopy(chunk))
+        numbers.feed(chunk)
+    left, right = read_answer(kept.response()), read_answer(numbers.response())
+    assert left.logprobs.size == left.sampled_ids.size + 3
+    np.testing.assert_array_equal(left.logprobs, right.logprobs)
+    assert not any(isinstance(item, dict) for item in right.response["choices"][0]["logprobs"]["content"])
+
+
 @pytest.mark.parametrize("missing", ["", None])
 def test_calls_without_an_id_get_one_in_the_answer_and_in_the_chunks(missing: Any) -> None:
     calls = [tool_call("add", {"a": 1}, missing), tool_call("sub", {}, "c2"), tool_call("add", {}, missing)]
