@@ -57,4 +57,4 @@ def rounded(value: Any) -> Any:
         return float(f"{value:.4g}")
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
-    return [rounded(item) for item in value] if isinstance(value, list) else value
+    return [rounded(item) for item in value] if isinstance(value, list | tuple) else value

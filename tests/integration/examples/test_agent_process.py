@@ -1,4 +1,4 @@
-"""The example agent as its owner runs it, against a model server over real HTTP."""
+"""The example agents as their owner runs them, against a model server over real HTTP."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from fakes.model_server import Answer, FakeModelServer, tool_call
 
-AGENT = Path(__file__).parents[3] / "examples" / "calculator" / "agent.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "calculator"
 
 
-def run(answers: Sequence[Answer]) -> tuple[list[str], FakeModelServer]:
+def run(answers: Sequence[Answer], agent: str = "agent.py") -> tuple[list[str], FakeModelServer]:
     """The lines that the agent printed, and the server it asked."""
     with FakeModelServer(answers) as server:
         env = {**os.environ, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "test"}
-        command = [sys.executable, str(AGENT), "What is 47 times 83?"]
+        command = [sys.executable, str(EXAMPLE / agent), "What is 47 times 83?"]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.splitlines(), server
 
@@ -36,3 +36,19 @@ def test_it_gives_up_after_a_few_turns() -> None:
     lines, server = run([Answer(text="", tool_calls=[call])] * 9)
     assert lines == ["I could not work it out."]
     assert len(server.requests) == 4
+
+
+def test_the_consensus_agent_begins_anew_until_two_answers_agree() -> None:
+    answers = [Answer(f"I would say {number}.") for number in (1, 3901, 5, 3901)]
+    lines, server = run(answers, "consensus.py")
+    assert lines == ["The answer is 3901."]
+    asked = [[message["content"] for message in request.body["messages"]] for request in server.requests]
+    assert [len(messages) for messages in asked] == [1] * 4
+    assert asked[0] == ["What is 47 times 83?"]
+    assert len({messages[0] for messages in asked}) == 4
+
+
+def test_the_consensus_agent_says_so_when_no_two_answers_agree() -> None:
+    lines, server = run([Answer(f"I would say {number}.") for number in range(9)], "consensus.py")
+    assert lines == ["No two answers agree."]
+    assert len(server.requests) == 5
