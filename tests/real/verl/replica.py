@@ -7,7 +7,8 @@ composed as verl's trainer does. Writes JSON, with one entry for each server in 
 - `versions` of the answers before and after an update; `gaps`: the largest difference between the log-probabilities
   that a server gave with its answer and those that verl computes, before and after
 - `moved`: by how much the update changed the log-probabilities of the first answers at most
-- `aborted`: calls that an abort counted with none under way, and with one; `cut`: that one's stream ended unfinished
+- `aborted`: calls that an abort counted with none under way, and with one
+- `cut`: whether a stream ends unfinished where the server falls asleep, and where it is told to abort
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from agl_runtime.trainer.backends.verl.setup import SERVER_KEY
 
 CONTEXT = 4096
 ASKED = {"messages": [{"role": "user", "content": "What is 12+7?"}], "seed": 1, "max_tokens": 24}
-MANY = {**ASKED, "stream": True, "n": 8, "max_tokens": CONTEXT}  # one of so many goes on for long
+STREAM = {**ASKED, "stream": True}
+MANY = {**STREAM, "n": 8, "max_tokens": CONTEXT}  # one of so many goes on for long
 
 
 class Server:
@@ -56,13 +58,13 @@ class Server:
         response = self.post({**ASKED, "logprobs": True, "return_token_ids": True})
         return dict(response.raise_for_status().json())
 
-    def is_cut(self, abort: Any) -> bool:
-        """Whether a stream that has begun does not end as it should when `abort` is called."""
-        with self._http.stream("POST", "chat/completions", json={"model": "policy", **MANY}) as response:
+    def is_cut(self, body: dict[str, Any], by: Any) -> bool:
+        """Whether a stream that has begun does not end as it should when `by` is called."""
+        with self._http.stream("POST", "chat/completions", json={"model": "policy", **body}) as response:
             lines = response.iter_lines()
             while '"content":"' not in next(lines):
                 pass
-            abort()
+            by()
             try:
                 return "data: [DONE]" not in list(lines)
             except httpx.RemoteProtocolError:
@@ -144,7 +146,9 @@ def observed(run: Run) -> dict[str, Any]:
     found["moved"] = [_gap(new, old) for new, old in zip(run.logprobs(first), before, strict=True)]
     found["cut"] = []
     for server in run.servers:
-        found["cut"].append(server.is_cut(run.weights.abort_replicas))
+        found["cut"].append([server.is_cut(STREAM, by=run.weights.sleep_replicas)])
+        run.weights.wake_up_replicas()
+        found["cut"][-1].append(server.is_cut(MANY, by=run.weights.abort_replicas))
         run.weights.resume_generation_replicas()
     found["aborted"].append(run.aborted())
     found["resumed"] = run.statuses()

@@ -25,9 +25,9 @@ from agl_runtime.trainer.scoring import score
 from fakes.groups import candidates
 from fakes.recorded_groups import CASES, TRAIN, Case, recorded_groups
 from fakes.tiny_model import make_tiny_policy
+from fakes.verl import ENV, verl_python
 
 HERE = Path(__file__).parent
-SOURCES = (HERE.parents[2] / "runtime", HERE.parents[1])
 # float32 sums of some hundred terms in another order: some 2e-7 of the gradient's norm are seen.
 TOLERANCE = 5e-6
 
@@ -60,18 +60,12 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, flo
 
 def run(script: str, *arguments: Path, ranks: int = 1) -> None:
     """In verl's environment, with a process for each rank."""
-    from fakes.verl import verl_python
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environ = os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
-        "VERL_PLATFORM": "cpu",
-        "VERL_USE_EXTERNAL_MODULES": "agl_runtime.trainer.backends.verl.plugin",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
+    environ = {
+        **os.environ,
+        **ENV,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(ranks),

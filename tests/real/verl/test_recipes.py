@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fakes import recipes
+from fakes.verl import verl_python
 
 RUNTIME = Path(__file__).parents[3] / "runtime"
 VALIDATE = """
@@ -43,8 +44,6 @@ except ConfigError as error:
 
 
 def in_verl(code: str, *words: str, stdin: str = "") -> str:
-    from fakes.verl import verl_python
-
     env = os.environ | {"PYTHONPATH": str(RUNTIME), "OMP_NUM_THREADS": "1"}
     command = [str(verl_python()), "-W", "ignore", "-c", code, *words]
     done = subprocess.run(command, input=stdin, env=env, capture_output=True, text=True, timeout=300)

@@ -35,6 +35,6 @@ def test_no_call_is_served_asleep_or_between_an_abort_and_the_resume(found: dict
     assert (found["asleep"], found["paused"], found["resumed"]) == ([503], [503], [200])
 
 
-def test_an_abort_cuts_calls_short_and_counts_them(found: dict[str, Any]):
+def test_an_abort_cuts_calls_short_and_counts_them_and_sleep_waits_for_their_end(found: dict[str, Any]):
     assert found["aborted"] == [[0], [1]]
-    assert found["cut"] == [True]
+    assert found["cut"] == [[False, True]]
