@@ -9,6 +9,7 @@ is counted.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import secrets
@@ -36,6 +37,8 @@ from agl_runtime.trainer.backends.verl.setup import RUN_EPOCH, SERVER_KEY
 ACTOR = "agl_server_{}"
 FROM_ANYWHERE = 32  # calls of verl's at once
 POLL_S = 0.01
+
+log = logging.getLogger(__name__)
 
 
 class Server:
@@ -99,7 +102,10 @@ class Server:
             self._door.asleep = False
 
     async def abort_all_requests(self, **_: Any) -> None:
+        before = self._door.aborted
         self._door.abort()
+        if self._door.aborted > before:
+            log.warning("%d model calls were cut short", self._door.aborted - before)
 
     async def resume_generation(self) -> None:
         self._door.is_paused = False

@@ -1,0 +1,103 @@
+"""The example, trained by `agl up` with the verl backend on the CPU, in verl's environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from fakes.verl import verl_python
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "calculator"
+PATIENCE_S = 900.0
+
+
+class VerlRun:
+    """A copy of the example in `root`. `train` is merged into its section of agl.yaml."""
+
+    def __init__(self, root: Path, train: Mapping[str, Any]) -> None:
+        self.root = root
+        self._said = root.parent / "said"
+        self._python = verl_python()
+        metadata = root.parent / "installed" / "agl-0.dist-info" / "METADATA"  # agl asks for its own version
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text("Metadata-Version: 2.1\nName: agl\nVersion: 0\n")
+        self._path = os.pathsep.join(map(str, (ROOT / "runtime", ROOT, metadata.parents[1])))
+        shutil.copytree(EXAMPLE, root, ignore=shutil.ignore_patterns(".agl", "__pycache__"))
+        file = root / "agl.yaml"
+        settings = yaml.safe_load(file.read_text())
+        settings["agent"]["command"] = f"{sys.executable} agent.py {{question}}"  # agents have their own Python
+        settings["train"] |= {"backend": "verl", "device": "cpu", **train}
+        settings["eval"] = {"limit": 64}
+        file.write_text(yaml.safe_dump(settings))
+
+    def up(self) -> int:
+        """To the end; its exit code."""
+        return self.agl("up")
+
+    def up_until(self, step: int) -> None:
+        """Kill all that `agl up` started, at once, as soon as the metrics have that step."""
+        child = self._start("up")
+        give_up_at = time.monotonic() + PATIENCE_S
+        while len(self.steps()) < step:
+            if child.poll() is not None or time.monotonic() > give_up_at:
+                child.kill()
+                raise AssertionError(f"ended before step {step}: {self.said}\n{self.log()[-3000:]}")
+            time.sleep(0.1)
+        supervisor = psutil.Process(child.pid)
+        for process in [supervisor, *supervisor.children(recursive=True)]:
+            process.kill()
+        child.wait()
+
+    def agl(self, *arguments: str) -> int:
+        child = self._start(*arguments)
+        try:
+            return child.wait(timeout=PATIENCE_S)
+        finally:
+            child.kill()
+
+    @property
+    def said(self) -> str:
+        """By the last command."""
+        return self._said.read_text(errors="replace")
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.root / ".agl" / "summary.json").read_text())
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The metrics of each step, whole lines only."""
+        file = self.root / ".agl" / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [line for line in map(json.loads, lines) if line["kind"] == "step"]
+
+    def log(self) -> str:
+        file = self.root / ".agl" / "logs" / "trainer.log"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def trained(self) -> list[str]:
+        """The rollouts of every checkpoint that the store was told of, in the order of the run."""
+        with contextlib.closing(sqlite3.connect(self.root / ".agl" / "store.sqlite3")) as store:
+            records = [json.loads(record) for (record,) in store.execute("SELECT record FROM checkpoints ORDER BY n")]
+        return [name for record in records for name in record["rollout_ids"]]
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        with self._said.open("wb") as said:
+            return subprocess.Popen(
+                [self._python, "-m", "agl_cli.main", *arguments, "--project", str(self.root)],
+                env={**os.environ, "PYTHONPATH": self._path},
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
