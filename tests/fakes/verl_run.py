@@ -29,9 +29,11 @@ class VerlRun:
 
     def __init__(self, root: Path, train: Mapping[str, Any]) -> None:
         self.root = root
-        self._said = root.parent / "said"
+        self._said = root.with_name(f"{root.name}-said")
         self._python = verl_python()
-        metadata = root.parent / "installed" / "agl-0.dist-info" / "METADATA"  # agl asks for its own version
+        metadata = (
+            root.with_name(f"{root.name}-installed") / "agl-0.dist-info" / "METADATA"
+        )  # agl asks for its own version
         metadata.parent.mkdir(parents=True)
         metadata.write_text("Metadata-Version: 2.1\nName: agl\nVersion: 0\n")
         self._path = os.pathsep.join(map(str, (ROOT / "runtime", ROOT, metadata.parents[1])))
