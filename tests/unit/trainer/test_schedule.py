@@ -365,3 +365,20 @@ def test_events_that_come_too_late_change_nothing() -> None:
     ended = at.state
     for event in (Validated(), Saved(), Updated(PolicyVersion(1, 1)), GroupFinished(7)):
         assert schedule.advance(plan, ended, event) == (ended, ())
+
+
+@pytest.mark.parametrize(
+    ("limit", "batch", "stale", "chosen"),
+    [
+        (None, 2, [], [1, 3]),
+        (2, 2, [1], [3, 4]),
+        (0, 1, [1, 2, 3], [4]),
+        (2, 3, [1], []),
+    ],
+)
+def test_a_batch_takes_the_oldest_that_are_ready_and_not_too_stale(
+    limit: int | None, batch: int, stale: list[int], chosen: list[int]
+) -> None:
+    staleness = {1: 3, 2: 2, 3: 1, 4: 0}
+    found = schedule.cut(staleness, batch, limit, staleness.__getitem__, {1, 3, 4}.__contains__)
+    assert tuple(map(list, found)) == (stale, chosen)

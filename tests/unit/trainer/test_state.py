@@ -122,3 +122,24 @@ def test_a_second_trainer_of_the_project_is_refused() -> None:
         pass
     with state.exclusive(HERE, patience_s=0.0):
         pass
+
+
+def test_a_folder_gets_its_place_when_it_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "1.1"
+    with state.placing(folder) as partial:
+        (partial / "state.json").write_text("{}")
+        assert not folder.exists()
+    assert (folder / "state.json").read_text() == "{}"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_that_could_not_be_filled_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match="cannot be written, with"), state.placing(tmp_path / "1.1") as partial:
+        (partial / "state.json").write_text("{}")
+        raise OSError("no space")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match="exists already"), state.placing(tmp_path):
+        pass
