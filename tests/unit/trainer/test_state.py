@@ -125,19 +125,25 @@ def test_a_second_trainer_of_the_project_is_refused() -> None:
 
 
 def test_a_folder_gets_its_place_when_it_is_whole(tmp_path: Path) -> None:
-    folder = tmp_path / "1.1"
+    folder = tmp_path / "checkpoints" / "1.1"
     with state.placing(folder) as partial:
         (partial / "state.json").write_text("{}")
         assert not folder.exists()
     assert (folder / "state.json").read_text() == "{}"
-    assert list(tmp_path.iterdir()) == [folder]
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_a_folder_that_could_not_be_filled_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(TrainerError, match="cannot be written, with"), state.placing(tmp_path / "1.1") as partial:
-        (partial / "state.json").write_text("{}")
-        raise OSError("no space")
-    assert list(tmp_path.iterdir()) == []
+    folder = tmp_path / "checkpoints" / "1.1"
+
+    def fill() -> None:
+        with state.placing(folder) as partial:
+            (partial / "state.json").write_text("{}")
+            raise OSError("no space")
+
+    with pytest.raises(TrainerError, match="cannot be written, with"):
+        fill()
+    assert list(folder.parent.iterdir()) == []
 
 
 def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path) -> None:
