@@ -20,7 +20,7 @@ import torch
 
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Config, Project
-from agl_runtime.errors import PreconditionError, TrainerError
+from agl_runtime.errors import AglError, PreconditionError, TrainerError
 from agl_runtime.trainer import diagnosis, state
 from agl_runtime.trainer.backends.verl.compose import compose
 from agl_runtime.trainer.backends.verl.families import read_family
@@ -76,7 +76,7 @@ async def train(start: Start, stop: asyncio.Event) -> Outcome:
                 setup.ask_to_end(_failed(task.exception()))
         error = await _outcome(work)
         follower.catch_up()
-        return _judge(error, setup, follower)
+        return outcome_of(error, setup, follower)
     finally:
         for task in beside:
             task.cancel()
@@ -136,6 +136,7 @@ def _environment(config: Config, figures: Path, run_epoch: int, on_cpu: bool) ->
         "VERL_FILE_LOGGER_PATH": str(figures),
         "RAY_USAGE_STATS_ENABLED": "0",
         "TOKENIZERS_PARALLELISM": "false",
+        "TQ_LOGGING_LEVEL": "ERROR",  # it warns at each transfer of how few cores there are
         "PYTHONWARNINGS": "ignore::UserWarning:verl.workers.engine",  # one for each engine that is not installed
         RUN_EPOCH: str(run_epoch),
         SERVER_KEY: secrets.token_urlsafe(32),
@@ -176,15 +177,16 @@ def _failed(error: BaseException | None) -> Ending:
     return Ending(kind="failed", what=str(error), fix="See `agl logs trainer`.")
 
 
-def _judge(error: BaseException | None, setup: Setup, follower: Follower) -> Outcome:
+def outcome_of(error: BaseException | None, setup: Setup, follower: Follower) -> Outcome:
     """How it ended, from what verl raised and what was asked for."""
     if error is None:
         steps = setup.project.config.train.steps
         return Outcome("complete", steps, setup.weights(steps))
     ending, step = setup.ending(), follower.saved
-    if isinstance(error, PreconditionError) or ending is None:
-        if isinstance(error, PreconditionError):
-            raise error
+    if ending is None:
+        cause = getattr(error, "cause", error)  # of an error in one of Ray's processes
+        if isinstance(cause, AglError):
+            raise cause
         last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise TrainerError(f"verl failed: {last}.", "See `agl logs trainer`.") from error
     if ending.kind == "failed":

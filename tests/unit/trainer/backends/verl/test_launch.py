@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agl_runtime.config import load_project
+from agl_runtime.errors import AglError, ConfigError, GatewayError, PreconditionError, TrainerError
+from agl_runtime.schemas import PolicyVersion
+from agl_runtime.trainer.backends.verl.follow import Follower
+from agl_runtime.trainer.backends.verl.launch import outcome_of
+from agl_runtime.trainer.backends.verl.records import GroupRecord
+from agl_runtime.trainer.backends.verl.setup import Ending, Setup
+from agl_runtime.trainer.metrics import MetricsLog, Outcome
+from agl_runtime.trainer.progress import Progress
+from fakes.projects import make_project
+from fakes.trained import make_ended, make_samples
+
+
+class RemoteError(RuntimeError):
+    """As Ray wraps what is raised in one of its processes."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"ray::run()\n  File ...\n{type(cause).__name__}: {cause}")
+        self.cause = cause
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Setup:
+    make_project(tmp_path, {"train": {"backend": "verl", "steps": 7}})
+    config = load_project(tmp_path).config.model_dump(mode="json")
+    made = Setup(root=tmp_path, config=config, run_id="r1", run_epoch=3, step=2, version="2.2")
+    made.write()
+    return made
+
+
+def ended(setup: Setup, error: BaseException | None) -> Outcome:
+    follower = Follower(setup, MetricsLog(setup.root / "m", "r1"), Progress(), setup.root / "f")
+    follower.catch_up()
+    return outcome_of(error, setup, follower)
+
+
+def test_verls_end_is_the_runs(setup: Setup) -> None:
+    assert ended(setup, None) == Outcome("complete", 7, PolicyVersion(3, 7))
+
+
+def test_a_stop_leaves_the_run_where_the_last_checkpoint_is(setup: Setup) -> None:
+    setup.ask_to_end(Ending(kind="stopped"))
+    assert ended(setup, RemoteError(RuntimeError("asked"))) == Outcome("stopped", 2, PolicyVersion(2, 2))
+    setup.tell("saved", step=4)
+    assert ended(setup, RemoteError(RuntimeError("asked"))) == Outcome("stopped", 4, PolicyVersion(3, 4))
+
+
+def test_a_run_that_could_learn_nothing_says_why(setup: Setup) -> None:
+    rollouts = [make_ended(f"a-{i}", 0.0) for i in range(2)]
+    record = GroupRecord.of("a", 0, "2.2", rollouts, [make_samples(item.rollout_id) for item in rollouts])
+    setup.tell("group", **record.event())
+    setup.tell("skipped", step=1, uids=["a"])
+    setup.ask_to_end(Ending(kind="no_signal"))
+    outcome = ended(setup, RemoteError(RuntimeError("asked")))
+    assert outcome.ended == "no_signal"
+    assert outcome.reason is not None
+    assert "Every reward is 0: the tasks are too hard" in outcome.reason
+
+
+def test_what_a_piece_of_agl_says_is_passed_on(setup: Setup) -> None:
+    setup.ask_to_end(Ending(kind="failed", what="The store is full.", fix="Make room."))
+    with pytest.raises(TrainerError) as told:
+        ended(setup, RemoteError(RuntimeError("asked")))
+    assert (told.value.what, told.value.fix) == ("The store is full.", "Make room.")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("train.verl sets x.", "Correct it."),
+        PreconditionError("No verl.", "Install it."),
+        RemoteError(GatewayError("No gateway.", "Start it.")),
+    ],
+)
+def test_an_error_of_agls_own_stays_what_it_is(setup: Setup, error: Exception) -> None:
+    with pytest.raises(AglError) as told:
+        ended(setup, error)
+    assert told.value is getattr(error, "cause", error)
+
+
+def test_an_error_of_verls_is_told_by_its_last_line(setup: Setup) -> None:
+    with pytest.raises(TrainerError, match=r"verl failed: ValueError: no such thing\. See `agl logs trainer`"):
+        ended(setup, RemoteError(ValueError("no such thing")))
