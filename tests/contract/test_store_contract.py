@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -412,6 +412,44 @@ async def test_a_sealed_attempt_takes_no_calls_and_changes_nothing(store: Store)
     with pytest.raises(ConflictError, match="is sealed"):
         await store.commit_call(commit("open"))
     assert (await store.packed_calls("r"))[1:] == ([], ["open"])
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (lambda store: store.patch_rollout("r", RolloutStatusPatch(state=SUCCEEDED)), ConflictError),
+        (lambda store: store.next_attempt("r", "one", "0"), ConflictError),
+        (lambda store: store.delete_rollout("r"), NotFoundError),
+    ],
+)
+async def test_calls_of_an_attempt_that_another_write_ended_are_refused(
+    store: Store, end: Callable[[Store], Coroutine[Any, Any, object]], error: type[Exception], at_once: bool
+) -> None:
+    await enqueue(store, "r")
+    await store.claim("one", 1, 30)
+    await store.begin_call(intent("open"))
+    late = (lambda: store.begin_call(intent("late"))), (lambda: store.commit_call(commit("open")))
+    if at_once:
+        outcomes = await asyncio.gather(end(store), *(call() for call in late), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes[1:]] == [error, error]
+        return
+    await end(store)
+    for call in late:
+        with pytest.raises(error):
+            await call()
+
+
+async def test_a_refused_first_call_leaves_nothing_that_the_next_builds_on(store: Store) -> None:
+    await enqueue(store, "r", "s")
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    with pytest.raises(StoreError):
+        await store.begin_call(intent("a", cycle))
+    await record(store, "b", rollout_id="s")
+    await record(store, "c")
+    assert [call.info.call_id for call in await store.calls("r")] == ["c"]
+    assert [call.info.call_id for call in await store.calls("s")] == ["b"]
 
 
 async def test_unknown_and_repeated_calls_are_refused(store: Store) -> None:

@@ -74,7 +74,7 @@ class CallService:
         if attempt.is_closed:
             raise sealed(attempt_id)
         is_retry = headers.get(RETRY_MARK, "0") not in ("", "0")
-        digest = hashlib.blake2b(dialect.path.encode() + b"\0" + raw, digest_size=16).hexdigest()
+        digest = hashlib.sha256(dialect.path.encode() + b"\0" + raw).hexdigest()
         key = attempt.retry_key(digest, is_retry=is_retry)
         if is_retry and (again := await self._again(attempt, dialect, request, key)) is not None:
             return again

@@ -240,7 +240,7 @@ class Wire:
             if not key.isprintable():
                 raise WireFailed("has a key that no header can hold")
             head += f"Authorization: Bearer {key}\r\n"
-        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode(), body
         if kept := self._kept(address):
             with suppress(Dropped):  # the server closed it, as it may, just when it was used again
                 return await self._ask(kept, request)
@@ -251,10 +251,10 @@ class Wire:
             for connection in list(connections):
                 connection.end()
 
-    async def _ask(self, connection: _Connection, request: bytes) -> Response:
+    async def _ask(self, connection: _Connection, request: tuple[bytes, bytes]) -> Response:
         response = connection.response = Response(connection, self.idle_timeout_s)
         try:
-            connection.transport.write(request)
+            connection.transport.writelines(request)
             await response.head()
         except BaseException:
             response.close()

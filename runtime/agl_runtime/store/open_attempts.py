@@ -76,14 +76,29 @@ class OpenAttempt:
         self.single.pop(call_id, None)
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A call that may be committed: its number and its attempt's and rollout's."""
+
+    n: int
+    attempt: int
+    rollout: int
+    retry_key: str | None
+
+
 class OpenAttempts:
-    """The most recently used attempts, by their number, within `budget_bytes` of token ids."""
+    """The most recently used attempts, by their number, within `budget_bytes` of token ids.
+
+    `places` are numbers of rollouts and attempts that take calls, by their ids, and `begun` calls that are not
+    committed, by theirs: both only as long as nothing but calls is written, which may end an attempt."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self._size_bytes = 0
         self._attempts: OrderedDict[int, OpenAttempt] = OrderedDict()
         self._touched: set[int] = set()
+        self.places: dict[tuple[str, str], tuple[int, int]] = {}
+        self.begun: dict[str, Begun] = {}
 
     def get(self, db: sqlite3.Connection, attempt: int) -> OpenAttempt:
         if attempt not in self._attempts:
@@ -104,12 +119,18 @@ class OpenAttempts:
         if known := self._attempts.pop(attempt, None):
             self._size_bytes -= known.size_bytes
 
+    def doubt(self) -> None:
+        """Attempts may have ended."""
+        self.places.clear()
+        self.begun.clear()
+
     def keep(self) -> None:
         """What was changed so far is committed."""
         self._touched.clear()
 
     def undo(self) -> None:
         """What was changed since `keep` is to be read from the database again."""
+        self.doubt()
         for attempt in self._touched:
             self.forget(attempt)
         self._touched.clear()

@@ -45,12 +45,17 @@ Awaited = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
 
 
 def write(method: Method[S, P, T]) -> Awaited[S, P, T]:
-    return _awaited(method, lambda self: self._writer, lambda *_, **__: False)
+    @functools.wraps(method)
+    def doubting(self: S, db: sqlite3.Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        self._opened.doubt()
+        return method(self, db, *args, **kwargs)
+
+    return _awaited(doubting, lambda self: self._writer, lambda *_, **__: False)
 
 
 def write_at_once(is_short: Callable[..., bool]) -> Callable[[Method[S, P, T]], Awaited[S, P, T]]:
-    """A `write` which with arguments that are `is_short` takes less time than handing it to a thread would: then it may
-    be done in the event loop."""
+    """A `write` that ends no attempt, and with arguments that are `is_short` takes less time than handing it to a
+    thread would: then it may be done in the event loop."""
 
     def decorate(method: Method[S, P, T]) -> Awaited[S, P, T]:
         return _awaited(method, lambda self: self._writer, is_short)
