@@ -21,10 +21,15 @@ MODEL_REQUEST = "model_request"
 
 
 def call_events(stored: Sequence[StoredCall]) -> list[Event]:
-    """One event for each committed call, at the time of its answer."""
-    packed = [call.packed for call in stored if call.packed is not None]
-    whole = {call.info.call_id: call for call in unpack(sorted(packed, key=lambda item: item.info.commit_seq))}
-    return [_event(call, whole[call.info.call_id]) for call in stored if call.info.call_id in whole]
+    """One event for each committed call, at the time of its answer and in the order of answers: none is dated before
+    the one that it follows, as a call's beginning, dated when it was written, can make it seem."""
+    packed = sorted(((call.packed, call) for call in stored if call.packed), key=lambda pair: pair[0].info.commit_seq)
+    events: list[Event] = []
+    answered_at = 0.0
+    for whole, (_, call) in zip(unpack([each for each, _ in packed]), packed, strict=True):
+        answered_at = max(answered_at, call.created_at + (call.latency_ms or 0.0) / 1000)
+        events.append(_event(call, whole, answered_at))
+    return events
 
 
 def merged(*lists: Iterable[Event]) -> list[Event]:
@@ -45,7 +50,7 @@ def _prompt_of(event: Event) -> tuple[int, ...]:
     return tuple(ids) if isinstance(ids, list) and all(type(item) is int for item in ids) else ()
 
 
-def _event(stored: StoredCall, call: Call) -> Event:
+def _event(stored: StoredCall, call: Call, answered_at: float) -> Event:
     info, upstream = stored.info, stored.upstream
     shown = {"model", "endpoint", "version"}
     server: Json = upstream.model_dump(include=shown) if upstream else dict.fromkeys(shown)
@@ -72,7 +77,7 @@ def _event(stored: StoredCall, call: Call) -> Event:
         event_type=MODEL_REQUEST,
         rollout_id=info.rollout_id,
         attempt_id=info.attempt_id,
-        timestamp=stored.created_at + (stored.latency_ms or 0.0) / 1000,
+        timestamp=answered_at,
         data=data,
     )
 

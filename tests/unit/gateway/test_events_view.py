@@ -55,6 +55,14 @@ def test_a_call_is_shown_as_a_model_request_with_its_tokens() -> None:
     assert choice["logprobs"] == {"content": [{"logprob": -0.5}, {"logprob": -0.5}]}
 
 
+def test_answers_keep_their_order_whatever_their_times_say() -> None:
+    late = stored("first", [1], [2], commit_seq=0, created_at=10.0, latency_ms=900.0)
+    soon = stored("second", [1, 2], [3], commit_seq=1, created_at=10.5, latency_ms=100.0)
+    shown = merged([event("custom", 10.7)], call_events([soon, late]))
+    assert [item.data.get("call_id") for item in shown] == [None, "first", "second"]
+    assert [item.timestamp for item in shown] == [10.7, 10.9, 10.9]
+
+
 def test_logprobs_that_the_harness_asked_for_stay_as_they_were() -> None:
     own = {"content": [{"token": "x", "logprob": -0.5}]}
     (shown,) = call_events([stored("c1", [1], [3], response={"choices": [{**CHOICE, "logprobs": own}]})])
@@ -69,7 +77,7 @@ def test_prompts_are_rebuilt_whatever_the_order_of_start() -> None:
     first = stored("c1", [1, 2], [3], commit_seq=0)
     second = stored("c2", [1, 2, 3, 9], [5], commit_seq=1, base=("c1", 3))
     shown = call_events([second, first])
-    assert [e.data["response"]["prompt_token_ids"] for e in shown] == [[1, 2, 3, 9], [1, 2]]
+    assert [e.data["response"]["prompt_token_ids"] for e in shown] == [[1, 2], [1, 2, 3, 9]]
 
 
 def test_the_version_shown_is_the_oldest_of_the_tokens() -> None:
