@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -24,9 +24,10 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from agl_runtime.errors import AglError
 from agl_runtime.samples.build import build_samples
-from agl_runtime.samples.types import Limits, RolloutSamples
+from agl_runtime.samples.types import Limits, RolloutSamples, Sample
 from agl_runtime.schemas import Model, PolicyVersion
 from agl_runtime.trainer.backends.verl.estimators import WITHOUT_GROUPS
+from agl_runtime.trainer.backends.verl.images import Inputs, eye_of, has_images, row_fields, see
 from agl_runtime.trainer.backends.verl.records import GroupRecord
 from agl_runtime.trainer.backends.verl.rows import ScoredSamples, group_rows
 from agl_runtime.trainer.backends.verl.setup import SERVER_KEY, Ending, Setup
@@ -56,7 +57,9 @@ class GatewayManager:
         self._begun = PolicyVersion(setup.run_epoch, setup.step)
         self._born = {number: PolicyVersion.parse(version) for number, version in setup.open}
         self._limits = Limits(config.train.max_prompt_tokens, config.train.max_response_tokens)
-        self._tokenizer = AutoTokenizer.from_pretrained(setup.project.path(str(config.model.path)))
+        policy = setup.project.path(str(config.model.path))
+        self._tokenizer = AutoTokenizer.from_pretrained(policy)
+        self._eye = eye_of(policy)
         self._endpoints = [f"http://{address}/v1" for address in addresses]
         self._client = setup.client()
         self._desk = RolloutDesk(self._client, config.agent.timeout_s)
@@ -133,10 +136,10 @@ class GatewayManager:
 
     async def _follow(self, prompt: Prompt, work: Work) -> None:
         ended = await self._desk.results(work)
-        built = await asyncio.to_thread(self._build, ended)
+        built, inputs = await self._build(ended)
         record = GroupRecord.of(prompt.uid, prompt.number, str(work.version), ended, built)
         teaches = record.has_spread or self._config.train.algorithm in WITHOUT_GROUPS
-        status = await self._deliver(prompt.uid, ended, built, work.step, validate=False)
+        status = await self._deliver(prompt.uid, ended, built, inputs, work.step, validate=False)
         self._setup.tell("group", **record.event())
         await self._put("train", [prompt.uid], tags=[{"status": status, "teaches": teaches}])
 
@@ -154,12 +157,19 @@ class GatewayManager:
         line = validation_line(step, version, result, everyone, time.monotonic() - began) if result else None
         self._setup.tell("validation", step=step, line=line)
         for prompt, group in zip(prompts, groups, strict=True):
-            built = await asyncio.to_thread(self._build, group)
-            status = await self._deliver(prompt.uid, group, built, step, validate=True)
+            built, inputs = await self._build(group)
+            status = await self._deliver(prompt.uid, group, built, inputs, step, validate=True)
             await self._put("val", [prompt.uid], tags=[{"status": status}])
 
     async def _deliver(
-        self, uid: str, ended: Sequence[Ended], built: Sequence[RolloutSamples], step: int, *, validate: bool
+        self,
+        uid: str,
+        ended: Sequence[Ended],
+        built: Sequence[RolloutSamples],
+        inputs: Mapping[int, Inputs],
+        step: int,
+        *,
+        validate: bool,
     ) -> str:
         """Put the rows of a group, of which there are none when no rollout has a reward."""
         scored = [
@@ -170,12 +180,31 @@ class GatewayManager:
         if not scored:
             return "failure"
         flat_trains = self._config.train.algorithm in WITHOUT_GROUPS
-        rows = group_rows(uid, scored, step, validate=validate, flat_trains=flat_trains)
+
+        def besides(sample: Sample) -> Mapping[str, Any]:
+            return row_fields(self._eye, sample, inputs.get(id(sample), {})) if self._eye else {}
+
+        rows = group_rows(uid, scored, step, validate=validate, flat_trains=flat_trains, besides=besides)
         fields = list_of_dict_to_tensordict(list(rows.fields))
         await self._put("val" if validate else "train", rows.keys, fields=fields, tags=list(rows.tags))
         return "finished"
 
-    def _build(self, ended: Sequence[Ended]) -> list[RolloutSamples]:
+    async def _build(self, ended: Sequence[Ended]) -> tuple[list[RolloutSamples], dict[int, Inputs]]:
+        """The samples of each rollout; and of those in which there are images what the model sees, see `images.see`."""
+        built = await asyncio.to_thread(self._samples, ended)
+        inputs: dict[int, Inputs] = {}
+        if self._eye is None:
+            return built, inputs
+        for index, (item, samples) in enumerate(zip(ended, built, strict=True)):
+            if not has_images(self._eye, samples.samples):
+                continue
+            events = await self._client.events(item.rollout_id, event_type="model_request")
+            messages = {event.data["call_id"]: event.data["request"].get("messages", ()) for event in events}
+            built[index], seen = await asyncio.to_thread(see, self._eye, samples, messages)
+            inputs |= seen
+        return built, inputs
+
+    def _samples(self, ended: Sequence[Ended]) -> list[RolloutSamples]:
         def decode(ids: Sequence[int]) -> str:
             return str(self._tokenizer.decode(list(ids)))
 

@@ -11,7 +11,7 @@ weights need. It is exact, where verl's own scores are float32, and no later mas
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -70,11 +70,18 @@ class Rows:
 
 
 def group_rows(
-    uid: str, rollouts: Sequence[ScoredSamples], step: int, *, validate: bool = False, flat_trains: bool = False
+    uid: str,
+    rollouts: Sequence[ScoredSamples],
+    step: int,
+    *,
+    validate: bool = False,
+    flat_trains: bool = False,
+    besides: Callable[[Sample], Mapping[str, Any]] = lambda _: {},
 ) -> Rows:
     """The rows of the complete group `uid` (no underscore, no colon), made for training step `step`. `flat_trains`:
     compute also a group whose rewards do not differ (`estimators.WITHOUT_GROUPS`). `validate`: one row a rollout, its
-    last sample, under the plain `uid`. Raises TrainerError for a reward that is not finite."""
+    last sample, under the plain `uid`. `besides`: fields of a row beyond the usual, or in their place. Raises
+    TrainerError for a reward that is not finite."""
     scored = [(item, item.reward) for item in rollouts if item.reward is not None]
     spread = group_advantages([reward for _, reward in scored], [uid] * len(scored), "dr_grpo").has_spread
     trains = flat_trains or any(spread)
@@ -84,7 +91,7 @@ def group_rows(
         rows = built[-1:] if validate else built if trains else ()
         for index, sample in enumerate(rows or (_placeholder(item.samples.rollout_id),)):
             label = _label(uid, item, reward, sample)
-            fields = _fields(sample, reward, uid if validate else str(label), step)
+            fields = {**_fields(sample, reward, uid if validate else str(label), step), **besides(sample)}
             made.append((f"{uid}_{item.session}_{index}", fields, _tag(sample, rows or built, step)))
     keys, fields_, tags = zip(*made, strict=True) if made else ((), (), ())
     return Rows(keys, fields_, tags)
