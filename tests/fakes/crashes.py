@@ -251,6 +251,7 @@ class CrashRun:
         while not (self.state_dir / SUMMARY_FILE).exists():  # a trainer that still loads its policy writes none
             self.until_moving()
             process = self.keep_up()
+            self._until_started(process)  # what an earlier one left behind may have been what moved
             process.send_signal(signal.SIGTERM)
             if process.wait(RECOVERY_S) != 130:
                 raise RuntimeError(f"a run that was stopped ended with exit code {process.returncode}")
@@ -259,6 +260,15 @@ class CrashRun:
         if process.wait(RECOVERY_S) != 0:
             raise RuntimeError(f"the last run ended with exit code {process.returncode}; see {self.root}/up.err")
         return dict(json.loads((self.state_dir / SUMMARY_FILE).read_text()))
+
+    def _until_started(self, process: subprocess.Popen[bytes]) -> None:
+        """Until it has noted a part, which comes after it hears signals; or it has ended."""
+        give_up_at = time.monotonic() + RECOVERY_S
+        while process.poll() is None and time.monotonic() < give_up_at:
+            record = left_record(self.state_dir)
+            if record is not None and record.holder.pid == process.pid and record.parts:
+                return
+            time.sleep(0.05)
 
     def end(self) -> None:
         """Leave no process behind, whatever went wrong."""
