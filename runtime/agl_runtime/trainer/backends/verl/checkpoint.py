@@ -34,7 +34,7 @@ class CheckpointCommit(CheckpointCallback):  # type: ignore[misc]  # verl ships 
 
     def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, **_: Any) -> None:
         """Raises TrainerError when the folder cannot be written."""
-        self._catch_up(global_step)
+        self._catch_up()
         project, version = self._setup.project, self._setup.weights(global_step)
         saved = state.SavedState(
             run_id=self._setup.run_id,
@@ -59,7 +59,7 @@ class CheckpointCommit(CheckpointCallback):  # type: ignore[misc]  # verl ships 
         state.prune_checkpoints(project.state_dir, self._setup.run_id, project.config.train.keep_checkpoints)
         prune_verl(self._setup)
 
-    def _catch_up(self, step: int) -> None:
+    def _catch_up(self) -> None:
         """What was trained since the last checkpoint, by what the sampler told in this run epoch."""
         for event in self._events.fresh():
             match event["kind"]:
@@ -67,7 +67,7 @@ class CheckpointCommit(CheckpointCallback):  # type: ignore[misc]  # verl ships 
                     self._groups[event["uid"]] = GroupRecord.parse(event)
                 case "dispatched":
                     self._next_group = max(self._next_group, 1 + max(event["numbers"]))
-                case "batch" | "skipped" if event["epoch"] == self._setup.run_epoch and event["step"] <= step:
+                case "batch" | "skipped" if event["epoch"] == self._setup.run_epoch:
                     groups = [self._groups.pop(uid) for uid in event["uids"]]
                     self._consumed += [item.rollout_id for group in groups for item in group.rollouts]
 

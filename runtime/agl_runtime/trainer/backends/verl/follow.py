@@ -43,7 +43,7 @@ class Follower:
         self._figures = Lines(figures)
         self._batch = setup.project.config.train.groups_per_step
         self._groups: dict[str, GroupRecord] = {}
-        self._batches: dict[int, Mapping[str, Any]] = {}
+        self._batches: dict[int, tuple[Mapping[str, Any], list[GroupRecord]]] = {}
         self._models: list[Model] = []
         self._ready = 0
         self.unlearnt: list[Told] = []
@@ -57,7 +57,7 @@ class Follower:
                 self._on(event)
         for line in self._figures.fresh():
             if (step := line["step"]) in self._batches:
-                self._metrics.append(self._line(step, self._batches.pop(step), line["data"]))
+                self._metrics.append(self._line(step, *self._batches.pop(step), line["data"]))
 
     async def announce(self, client: GatewayClient) -> None:
         """Tell a gateway that began anew; while weights change there is nothing to tell."""
@@ -78,12 +78,13 @@ class Follower:
                 if self._progress.phase == Phase.SAMPLING:
                     self._progress.sampling(min(self._ready, self._batch), self._batch)
             case "batch":
-                self._ready -= len(event["uids"])
-                self._batches[event["step"]] = event
+                self._batches[event["step"]] = event, self._take(event["uids"])
+            case "dropped":
+                self._take(event["uids"])
             case "skipped":
-                self._ready -= len(event["uids"])
-                self.unlearnt += [item for uid in event["uids"] for item in self._groups[uid].rollouts]
-                log.warning("a batch for step %d is replaced: no group has rewards that differ", event["step"])
+                groups = self._take(event["uids"])
+                self.unlearnt += [item for group in groups for item in group.rollouts]
+                log.warning("%d groups are replaced: their rewards do not differ, or are missing", len(groups))
             case "held":
                 self._models = []
                 self._progress.enter(Phase.UPDATING)
@@ -96,8 +97,15 @@ class Follower:
             case "saved":
                 self.saved = event["step"]
 
-    def _line(self, step: int, batch: Mapping[str, Any], data: Mapping[str, Any]) -> Line:
-        groups = [self._groups.pop(uid) for uid in batch["uids"]]
+    def _take(self, uids: Sequence[str]) -> list[GroupRecord]:
+        """Groups that are waited for no more; those that had not ended are not among them."""
+        groups = [self._groups.pop(uid) for uid in uids if uid in self._groups]
+        self._ready = max(0, self._ready - len(groups))
+        return groups
+
+    def _line(
+        self, step: int, batch: Mapping[str, Any], groups: Sequence[GroupRecord], data: Mapping[str, Any]
+    ) -> Line:
         rollouts = [item for group in groups for item in group.rollouts]
         sample_s, step_s = data.get("timing_s/gen", 0.0), data.get("timing_s/step", 0.0)
         save_s = data.get("timing_s/save_checkpoint", 0.0)

@@ -136,6 +136,8 @@ class GatewayManager:
 
     async def _follow(self, prompt: Prompt, work: Work) -> None:
         ended = await self._desk.results(work)
+        if prompt.uid not in (await asyncio.to_thread(transfer_queue.kv_list, "train")).get("train", {}):
+            return  # it was dropped, and its rows would stay for ever
         built, inputs = await self._build(ended)
         record = GroupRecord.of(prompt.uid, prompt.number, str(work.version), ended, built)
         teaches = record.has_spread or self._config.train.algorithm in WITHOUT_GROUPS

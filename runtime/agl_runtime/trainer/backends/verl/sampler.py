@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import transfer_queue
@@ -26,7 +26,7 @@ from agl_runtime.trainer.schedule import cut
 
 POLL_S = 0.1
 FRUITLESS_BATCHES = 10
-"""So many batches in a row without any spread of rewards, or as many groups' worth without any reward, end the run."""
+"""So many batches' worth of groups in a row that teach nothing end the run."""
 
 
 class Waiting(NamedTuple):
@@ -85,8 +85,10 @@ class GroupSampler(ReplayBuffer):  # type: ignore[misc]  # verl ships no types
                 lambda group: step - group.born,
                 lambda group: group.status == "finished",
             )
-            if stale or failed:
-                self._replace(stale, failed)
+            if stale:
+                self._drop(stale)
+            elif failed:
+                self._skip(step, failed)
             elif not chosen:
                 self._pause()
             elif any(group.teaches for group in chosen):
@@ -95,22 +97,17 @@ class GroupSampler(ReplayBuffer):  # type: ignore[misc]  # verl ships no types
             else:
                 self._skip(step, chosen)
 
-    def _replace(self, stale: Sequence[Waiting], failed: Sequence[Waiting]) -> None:
-        if stale:
-            self._dropped += len(stale)
-            asyncio.run(self._end(name for group in stale for name in group.rollouts))
-        self._fruitless += len(failed)
-        if self._fruitless > FRUITLESS_BATCHES * self._train.groups_per_step:
-            self._setup.end(
-                Ending(kind="failed", what="Rollouts end without a reward.", fix="See `agl logs controller`.")
-            )
-        gone = {group.uid for group in (*stale, *failed)}
-        self._forget("train", gone)
-        self.refill_fn(len(gone))
+    def _drop(self, groups: Sequence[Waiting]) -> None:
+        """Too old to train on; what still runs of them is ended."""
+        self._dropped += len(groups)
+        self._replace("dropped", groups)
+        asyncio.run(self._end(name for group in groups for name in group.rollouts))
+        self.refill_fn(len(groups))
 
     def _skip(self, step: int, groups: Sequence[Waiting]) -> None:
-        """A batch whose groups have no spread would change nothing but by the optimizer's momentum."""
-        self._setup.tell("skipped", step=step, uids=[group.uid for group in groups])
+        """Groups without any reward, or a batch in which no group's rewards differ: it would change nothing but by the
+        optimizer's momentum."""
+        self._replace("skipped", groups)
         self._fruitless += len(groups)
         tried = self._fruitless // self._train.groups_per_step
         if step == 1 and tried >= self._train.no_signal_steps:
@@ -119,12 +116,17 @@ class GroupSampler(ReplayBuffer):  # type: ignore[misc]  # verl ships no types
             self._setup.end(
                 Ending(
                     kind="failed",
-                    what=f"{tried} batches in a row taught nothing: within no group the rewards differ.",
-                    fix="Use tasks of middling difficulty; `agl rollouts ls` shows the rewards.",
+                    what=f"{tried} batches in a row taught nothing: no group had rewards that differ.",
+                    fix="`agl rollouts ls` shows the rewards; use tasks of middling difficulty.",
                 )
             )
-        self._forget("train", [group.uid for group in groups])
         self.refill_fn(len(groups))
+
+    def _replace(self, why: str, groups: Sequence[Waiting]) -> None:
+        uids = [group.uid for group in groups]
+        self._setup.tell(why, uids=uids)
+        self._sync_metadata_from_transfer_queue()
+        self._clear_groups("train", set(uids))
 
     def _all_of(self, partition: str, count: int) -> list[str]:
         while True:
@@ -153,13 +155,9 @@ class GroupSampler(ReplayBuffer):  # type: ignore[misc]  # verl ships no types
             self._setup.end(ending)
         time.sleep(POLL_S)
 
-    def _take(self, partition: str, uids: Collection[str]) -> KVBatchMeta:
+    def _take(self, partition: str, uids: Sequence[str]) -> KVBatchMeta:
         self._sync_metadata_from_transfer_queue()
         return self._materialize_batch(partition, list(uids), dict(self.partitions[partition]))
-
-    def _forget(self, partition: str, uids: Collection[str]) -> None:
-        self._sync_metadata_from_transfer_queue()
-        self._clear_groups(partition, set(uids))
 
     def _ranks(self) -> int:
         return int(self._verl.trainer.n_gpus_per_node * self._verl.trainer.nnodes)

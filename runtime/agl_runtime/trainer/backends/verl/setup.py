@@ -2,8 +2,8 @@
 
 verl makes each piece by itself from its own configuration, which it also sends to trackers; so that holds no more than
 the path of one private file, `setup.json`, where all else stands. What happened is appended to `events.jsonl` beside
-it, one JSON object a line: dispatched, group, batch, held, serving, validating, validation, saved. A process that must
-end the run says why in the file `end` of its run epoch; the sampler looks there while it waits.
+it, one JSON object a line: dispatched, group, dropped, skipped, batch, held, serving, validating, validation, saved. A
+process that must end the run says why in the file `end` of its run epoch; the sampler looks there while it waits.
 """
 
 from __future__ import annotations

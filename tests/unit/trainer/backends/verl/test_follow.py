@@ -84,7 +84,7 @@ def test_a_validation_without_rewards_is_no_line(run: Run) -> None:
 
 def test_rollouts_of_skipped_batches_are_kept_for_the_diagnosis(run: Run) -> None:
     run.group("flat", 0.0, 0.0)
-    run.setup.tell("skipped", step=1, uids=["flat"])
+    run.setup.tell("skipped", uids=["flat"])
     run.follower.catch_up()
     assert [item.reward for item in run.follower.unlearnt] == [0.0, 0.0]
 

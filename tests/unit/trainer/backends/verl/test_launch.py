@@ -55,7 +55,7 @@ def test_a_run_that_could_learn_nothing_says_why(setup: Setup) -> None:
     rollouts = [make_ended(f"a-{i}", 0.0) for i in range(2)]
     record = GroupRecord.of("a", 0, "2.2", rollouts, [make_samples(item.rollout_id) for item in rollouts])
     setup.tell("group", **record.event())
-    setup.tell("skipped", step=1, uids=["a"])
+    setup.tell("skipped", uids=["a"])
     setup.ask_to_end(Ending(kind="no_signal"))
     outcome = ended(setup, RemoteError(RuntimeError("asked")))
     assert outcome.ended == "no_signal"
