@@ -12,7 +12,7 @@ DEMO ?= agl-demo
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup setup-verl demo test real check lint format bench size clean
+.PHONY: setup setup-verl gpu-check demo test real check lint format bench size clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt setup.sh
@@ -46,6 +46,10 @@ format: $(READY)
 
 bench: $(READY)
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python $$file || exit 1; done
+
+# On a machine with a GPU; `make setup-verl` comes first.
+gpu-check: $(VERL_VENV)/.ready
+	$(VERL_VENV)/bin/python benchmarks/gpu_check.py
 
 size: $(READY)
 	@$(BIN)/python benchmarks/size.py

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import yaml
 from agl_runtime.config import Project, load_project
 from agl_runtime.trainer.backends.verl.families import Family
 from agl_runtime.trainer.backends.verl.settings import Paths, overrides
-from fakes.projects import make_project
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 FOUR_GPUS = {
@@ -38,7 +36,7 @@ SMALL = {
     "steps": 1,
     "groups_per_step": 2,
     "active_groups": 3,
-    "group_size": 2,
+    "group_size": 4,
     "max_prompt_tokens": 512,
     "max_response_tokens": 512,
     "token_budget": 1024,
@@ -58,19 +56,10 @@ def told(size: str) -> dict[str, Any]:
     return overrides(load(size).config, paths, FAMILY, on_cpu=False)
 
 
-def tiny(recipe: str, root: Path, policy: Path) -> Path:
-    """A project in `root` with the recipe's agl.yaml, in which model (`policy`, a tiny one), lengths, batch and device
-    are made small, and task and agent are `fakes.projects`'."""
+def small(recipe: str) -> dict[str, Any]:
+    """The recipe's section `train`, whose lengths, batch and device fit a tiny model on a CPU."""
     written = yaml.safe_load((FOLDER / recipe / "agl.yaml").read_text(encoding="utf-8"))
-    plain = yaml.safe_load((make_project(root) / "agl.yaml").read_text(encoding="utf-8"))
-    shutil.rmtree(root / "model")
-    for section in ("agent", "reward", "data"):
-        written[section] = plain[section]
-    written["model"] |= {"path": str(policy), "context": 1024, "max_tokens": 16}
-    written["train"] |= SMALL
-    written["eval"] = {"limit": 1}
-    (root / "agl.yaml").write_text(yaml.safe_dump(written), encoding="utf-8")
-    return root
+    return {**written["train"], **SMALL}
 
 
 def flags(lines: Iterable[str]) -> dict[str, str]:

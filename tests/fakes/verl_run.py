@@ -25,9 +25,9 @@ PATIENCE_S = 900.0
 
 
 class VerlRun:
-    """A copy of the example in `root`. `train` is merged into its section of agl.yaml."""
+    """A copy of the example in `root`. `train` is merged into its section of agl.yaml; so many tasks are validated."""
 
-    def __init__(self, root: Path, train: Mapping[str, Any]) -> None:
+    def __init__(self, root: Path, train: Mapping[str, Any], validated: int = 64) -> None:
         self.root = root
         self._said = root.with_name(f"{root.name}-said")
         self._python = verl_python()
@@ -42,7 +42,7 @@ class VerlRun:
         settings = yaml.safe_load(file.read_text())
         settings["agent"]["command"] = f"{sys.executable} agent.py {{question}}"  # agents have their own Python
         settings["train"] |= {"backend": "verl", "device": "cpu", **train}
-        settings["eval"] = {"limit": 64}
+        settings["eval"] = {"limit": validated}
         file.write_text(yaml.safe_dump(settings))
 
     def up(self) -> int:

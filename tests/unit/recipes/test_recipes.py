@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agl_runtime.config import load_project
+from agl_runtime.config import Config
 from agl_runtime.trainer.backends.verl.settings import Paths, overrides
 from fakes import recipes
 
@@ -62,8 +62,7 @@ def test_the_mixture_of_experts_replays_routing_and_clips_by_cispo():
 
 @pytest.mark.parametrize("recipe", recipes.FSDP)
 def test_a_recipe_made_small_is_told_the_cpu(recipe: str, tmp_path: Path):
-    root = recipes.tiny(recipe, tmp_path / "project", tmp_path)
-    config = load_project(root, environ={}).config
+    config = Config.model_validate({"agent": {"command": "run"}, "train": recipes.small(recipe)})
     told = overrides(config, Paths(tmp_path, tmp_path, tmp_path, True), recipes.FAMILY, on_cpu=True)
     assert (told["trainer.device"], told["trainer.n_gpus_per_node"]) == ("cpu", 1)
     assert told[f"{ACTOR}.fsdp_config.param_offload"] is False
