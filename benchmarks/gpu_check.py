@@ -44,7 +44,9 @@ for more in ("And then?", None):
     print(text)
     messages += [{"role": "assistant", "content": text}, {"role": "user", "content": more}]
 """
-REWARD = "def reward(output, **_):\n    return sum(output.encode()) % 8 / 8\n"  # differs from rollout to rollout
+REWARD = (
+    "def reward(output, **_):\n    return sum(output['stdout'].encode()) % 8 / 8\n"  # differs from rollout to rollout
+)
 
 
 def main() -> int:
