@@ -60,7 +60,8 @@ class VerlRun:
             time.sleep(0.1)
         supervisor = psutil.Process(child.pid)
         for process in [supervisor, *supervisor.children(recursive=True)]:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends with the one before
+                process.kill()
         child.wait()
 
     def agl(self, *arguments: str) -> int:

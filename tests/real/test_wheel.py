@@ -37,7 +37,7 @@ def run(python: Path, code: str, cwd: Path) -> str:
 def test_every_module_of_the_base_install_imports_without_torch(python: Path, tmp_path: Path) -> None:
     code = """
 import importlib, pkgutil, sys, agl_cli, agl_runtime
-heavy = ("agl_runtime.algorithms", "agl_runtime.trainer.backends.embedded")
+heavy = ("agl_runtime.algorithms", "agl_runtime.trainer.backends.embedded", "agl_runtime.trainer.backends.verl")
 for package in (agl_cli, agl_runtime):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not module.name.startswith(heavy) and "__main__" not in module.name:

@@ -95,7 +95,13 @@ class GatewayManager:
         version = self._setup.weights(step - 1)
         works = [self._work(n, self._born.pop(n, version), step) for _, n in prompts]
         tags = [
-            {"status": "running", "number": n, "version": str(work.version), "rollouts": list(work.rollout_ids)}
+            {
+                "status": "running",
+                "number": n,
+                "version": str(work.version),
+                "born": work.version.updates + 1,  # verl dates a group that it took up again after a resume anew
+                "rollouts": list(work.rollout_ids),
+            }
             for (_, n), work in zip(prompts, works, strict=True)
         ]
         await self._put("train", [uid for uid, _ in prompts], tags=tags)

@@ -140,7 +140,7 @@ class GroupSampler(ReplayBuffer):  # type: ignore[misc]  # verl ships no types
         return [
             Waiting(
                 uid,
-                tag["global_steps"],
+                tag.get("born", tag["global_steps"]),
                 tag.get("number", 0),
                 tag["status"],
                 tag.get("teaches", False),
