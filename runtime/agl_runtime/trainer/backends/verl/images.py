@@ -15,6 +15,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agl_runtime.samples.types import RolloutSamples, Sample
+from agl_runtime.samples.types import BuildReport, RolloutSamples, Sample
 
 Inputs = dict[str, Tensor]
 NOT_HERE = "image_not_in_call"
@@ -119,7 +120,7 @@ def see(
 ) -> tuple[RolloutSamples, dict[int, Inputs]]:
     """`built` without the samples whose images cannot be had, and the inputs of those that have some, by the samples'
     identity. `messages` are those of each call."""
-    kept, inputs, lost = [], {}, Counter[str]()
+    kept, inputs, lost = [], {}, Counter(built.report.dropped)
     for sample in built.samples:
         try:
             found = _inputs(eye, sample, messages)
@@ -129,7 +130,7 @@ def see(
         kept.append(sample)
         if found:
             inputs[id(sample)] = found
-    return built.keeping(kept, lost), inputs
+    return replace(built, samples=tuple(kept), report=_report(built.report, kept, lost)), inputs
 
 
 def row_fields(eye: Eye, sample: Sample, inputs: Inputs) -> dict[str, Any]:
@@ -139,6 +140,11 @@ def row_fields(eye: Eye, sample: Sample, inputs: Inputs) -> dict[str, Any]:
 
 def _ids(sample: Sample) -> Tensor:
     return torch.from_numpy(sample.ids.astype(np.int64))
+
+
+def _report(report: BuildReport, kept: Sequence[Sample], dropped: Mapping[str, int]) -> BuildReport:
+    trained = sum(int(np.count_nonzero(sample.mask)) for sample in kept)
+    return replace(report, trained_tokens=trained, dropped=dict(dropped))
 
 
 def _inputs(eye: Eye, sample: Sample, messages: Mapping[str, Sequence[Any]]) -> Inputs:
