@@ -45,9 +45,9 @@ THOUGHT = "\nadd\n"
 THINKING = f"<think>{THOUGHT}</think>\n\n"  # what every answer begins with
 _BEFORE_CALL = {QUESTION: "", TWICE: "", TALKED_OVER: "Let me see.\n"}
 _FLAGS = (
-    *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "8"),
+    *("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "8"),
     *("--block-size", "32", "--logprobs-mode", "processed_logprobs"),
-    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     "--enable-server-load-tracking",
 )
 _ENV = {
@@ -100,22 +100,29 @@ class VllmServer:
 
 @contextmanager
 def vllm_server(folder: Path) -> Iterator[VllmServer]:
-    python = locked(LOCK)
     folders = _policy(folder / "first", 0, ARGUMENTS), _policy(folder / "second", 1)
+    with serving(folders[0], folder, "--reasoning-parser", "qwen3") as http:
+        yield VllmServer(str(http.base_url), folders, http)
+
+
+@contextmanager
+def serving(policy: Path, folder: Path, *flags: str) -> Iterator[httpx.Client]:
+    """vLLM with these weights; its log stands in `folder`."""
+    python = locked(LOCK)
     for name, text in _PLUGIN.items():
         path = folder / "plugin" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     port, log = _free_port(), folder / "vllm.log"
-    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", folders[0], "--served-model-name", MODEL]
-    command += ["--host", "127.0.0.1", "--port", str(port), *_FLAGS]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", policy, "--served-model-name", MODEL]
+    command += ["--host", "127.0.0.1", "--port", str(port), *_FLAGS, *flags]
     env = {**os.environ, **_ENV, "PYTHONPATH": str(folder / "plugin")}
     with log.open("wb") as out:
         child = subprocess.Popen(command, stdout=out, stderr=out, env=env, cwd=folder, start_new_session=True)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
             _await_ready(http, child, log)
-            yield VllmServer(str(http.base_url), folders, http)
+            yield http
     finally:
         child.terminate()
         with suppress(subprocess.TimeoutExpired):

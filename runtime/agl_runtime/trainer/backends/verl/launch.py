@@ -32,6 +32,7 @@ from agl_runtime.trainer.progress import Progress
 from agl_runtime.trainer.scoring import NO_SPREAD
 
 PLUGIN = "agl_runtime.trainer.backends.verl.plugin"
+MODULES = "VERL_USE_EXTERNAL_MODULES"
 FOLLOW_EVERY_S = 0.25
 RAY_CPUS = 16
 """What Ray is told that there are, where verl computes on the CPU."""
@@ -130,9 +131,9 @@ def _setup(start: Start) -> Setup:
 
 
 def _environment(config: Config, figures: Path, run_epoch: int, on_cpu: bool) -> dict[str, str]:
-    """For this process and, through Ray, for all of verl's."""
+    """For this process and, through Ray, for all of verl's. Modules that the user has verl load come after agl's."""
     return {
-        "VERL_USE_EXTERNAL_MODULES": PLUGIN,
+        MODULES: ",".join(filter(None, (PLUGIN, os.environ.get(MODULES)))),
         "VERL_FILE_LOGGER_PATH": str(figures),
         "RAY_USAGE_STATS_ENABLED": "0",
         "TOKENIZERS_PARALLELISM": "false",

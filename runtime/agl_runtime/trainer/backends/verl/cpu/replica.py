@@ -121,10 +121,12 @@ class Server:
 
 
 class Replica(RolloutReplica):  # type: ignore[misc]  # verl ships no types
+    server_class = Server
+
     async def launch_servers(self) -> None:
         """The server stands on the replica's first rank's machine, as loopback asks for."""
         settings = {**self.config.engine_kwargs[ROLLOUT], "context": self.config.max_model_len}
-        actor = ray.remote(Server).options(
+        actor = ray.remote(self.server_class).options(
             name=ACTOR.format(self.replica_rank), num_cpus=0, max_concurrency=FROM_ANYWHERE
         )
         server = actor.remote(self.model_config.path, settings)
