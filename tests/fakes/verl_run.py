@@ -26,11 +26,9 @@ PATIENCE_S = 900.0
 
 class VerlRun:
     """A copy of the example in `root`. `train` is merged into its section of agl.yaml; so many tasks are validated.
-    `env` is what every command has in its environment besides."""
+    `env` is the environment of its commands."""
 
-    def __init__(
-        self, root: Path, train: Mapping[str, Any], validated: int = 64, env: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, root: Path, train: Mapping[str, Any], validated: int = 64) -> None:
         self.root = root
         self._said = root.with_name(f"{root.name}-said")
         self._python = verl_python()
@@ -39,10 +37,8 @@ class VerlRun:
         )  # agl asks for its own version
         metadata.parent.mkdir(parents=True)
         metadata.write_text("Metadata-Version: 2.1\nName: agl\nVersion: 0\n")
-        self.env = {**os.environ, **(env or {})}
-        self.env["PYTHONPATH"] = os.pathsep.join(
-            map(str, (ROOT / "runtime", ROOT, ROOT / "tests", metadata.parents[1]))
-        )
+        path = os.pathsep.join(map(str, (ROOT / "runtime", ROOT, ROOT / "tests", metadata.parents[1])))
+        self.env = {**os.environ, "PYTHONPATH": path}
         shutil.copytree(EXAMPLE, root, ignore=shutil.ignore_patterns(".agl", "__pycache__"))
         file = root / "agl.yaml"
         settings = yaml.safe_load(file.read_text())

@@ -21,8 +21,8 @@ HALF, WIDE = 12, 16  # of a head's dimensions, as the example has them and as vL
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     folder = tmp_path_factory.mktemp("vllm")
-    env = {"VERL_USE_EXTERNAL_MODULES": "fakes.verl_vllm", "AGL_TEST_WITHHELD": str(WITHHELD)}
-    run = VerlRun(folder / "calculator", {"steps": UPDATES}, validated=8, env=env)
+    run = VerlRun(folder / "calculator", {"steps": UPDATES}, validated=8)
+    run.env |= {"VERL_USE_EXTERNAL_MODULES": "fakes.verl_vllm", "AGL_TEST_WITHHELD": str(WITHHELD)}
     widen(run.root / "policy")
     with serving(run.root / "policy", folder) as vllm:
         run.env["AGL_TEST_VLLM"] = str(vllm.base_url)
