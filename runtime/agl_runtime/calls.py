@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import msgpack
@@ -21,6 +21,7 @@ from agl_runtime.schemas import PolicyVersion
 
 Ids = NDArray[np.int32]
 LogProbs = NDArray[np.float32]
+Experts = NDArray[np.integer[Any]]  # uint8, or int16 where there are more than 256
 WIRE_VERSION = 1
 
 
@@ -59,14 +60,35 @@ class CallInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts that a Mixture-of-Experts sent a call's tokens to: `tail` [n, layers, k] tells those of the tokens
+    from `start` on, `base` those of the tokens before, as the call that first had them in its trace recorded them. It
+    ends before the last sampled token, which never went through the model."""
+
+    start: int
+    tail: Experts
+    base: Routing | None = None
+
+    def whole(self) -> Experts:
+        """[P + S - 1, layers, k], a copy."""
+        parts, end, at = [self.tail], self.start, self.base
+        while end and at is not None:
+            parts.append(at.tail[: max(0, end - at.start)])
+            end, at = min(end, at.start), at.base
+        return np.concatenate(parts[::-1])
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """A call with whole token arrays: `prompt_ids` [P], `sampled_ids` [S], `logprobs` [S] (natural log)."""
+    """A call with whole token arrays: `prompt_ids` [P], `sampled_ids` [S], `logprobs` [S] (natural log). `routing` is
+    None where not all of it is on record."""
 
     info: CallInfo
     prompt_ids: Ids
     sampled_ids: Ids
     logprobs: LogProbs
     spans: tuple[VersionSpan, ...] = ()
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +103,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class PackedCall:
-    """A call as it is stored and sent."""
+    """A call as it is stored and sent. `routing` has no base: that is the routing of the prompt's base."""
 
     info: CallInfo
     prompt: Delta
     sampled_ids: Ids
     logprobs: LogProbs
     spans: tuple[VersionSpan, ...] = ()
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +160,40 @@ def rebuild(delta: Delta, bases: dict[str, Ids], call_id: str) -> Ids:
 def unpack(packed: Sequence[PackedCall]) -> list[Call]:
     """Rebuild whole calls. Bases come before the calls that build on them."""
     bases: dict[str, Ids] = {}
+    routings: dict[str | None, Routing | None] = {}
     calls = []
     for item in packed:
-        prompt = rebuild(item.prompt, bases, item.info.call_id)
-        bases[item.info.call_id] = np.concatenate([prompt, item.sampled_ids])
-        calls.append(Call(item.info, prompt, item.sampled_ids, item.logprobs, item.spans))
+        call_id = item.info.call_id
+        prompt = rebuild(item.prompt, bases, call_id)
+        bases[call_id] = np.concatenate([prompt, item.sampled_ids])
+        routing = routings[call_id] = _based(item.routing, routings.get(item.prompt.base_id))
+        calls.append(Call(item.info, prompt, item.sampled_ids, item.logprobs, item.spans, routing))
     return calls
+
+
+def new_routing(routed: Experts | None, prompt: Delta) -> Routing | None:
+    """Of what a call recorded, what its prompt's base has not: the base's last token may be among it."""
+    start = max(0, prompt.keep - 1)
+    return None if routed is None else Routing(start, routed[start:])
+
+
+def _based(routing: Routing | None, base: Routing | None) -> Routing | None:
+    if routing is None or not routing.start:
+        return routing
+    same = base is not None and base.tail.shape[1:] == routing.tail.shape[1:]
+    return replace(routing, base=base) if same else None
+
+
+def routing_out(routing: Routing) -> tuple[list[int], bytes]:
+    """Its shape, and its experts as raw little-endian bytes."""
+    return [routing.start, *routing.tail.shape[1:], routing.tail.itemsize], routing.tail.tobytes()
+
+
+def routing_in(shape: Sequence[int], experts: bytes) -> Routing:
+    """Inverse of `routing_out`."""
+    start, layers, chosen, size_bytes = shape
+    flat: Experts = np.frombuffer(experts, np.uint8 if size_bytes == 1 else np.int16)
+    return Routing(start, flat.reshape(-1, layers, chosen))
 
 
 def _spans_out(spans: tuple[VersionSpan, ...]) -> list[list[int]]:
@@ -170,6 +221,7 @@ def encode(
             "logprobs": item.logprobs.tobytes(),
             "spans": _spans_out(item.spans),
         }
+        | ({"routing": routing_out(item.routing)} if item.routing else {})
         for item in packed
     ]
     header: dict[str, Any] = {
@@ -195,6 +247,7 @@ def decode(body: bytes) -> RolloutCalls:
             np.frombuffer(row["sampled"], np.int32),
             np.frombuffer(row["logprobs"], np.float32),
             _spans_in(row["spans"]),
+            routing_in(*row["routing"]) if "routing" in row else None,
         )
         for row in raw["calls"]
     ]

@@ -199,6 +199,10 @@ class TrainConfig(_Section):
     backend it is taken at the policy before the update (docs/verl.md)."""
     tis_cap: float | None = Field(default=2.0, gt=0)
     """Cap of the truncated importance weight of stale tokens; none when null."""
+    routing_replay: bool = False
+    """Train each token of a Mixture-of-Experts by the experts that the model server chose for it (R3), which needs vLLM
+    on GPUs; the gateway then asks for whole answers, and a harness that streams gets each at its end. Only the verl
+    backend has it."""
     normalization: Literal["rollout", "sample", "token"] = "rollout"
     """Over what the loss is averaged."""
     mini_batches: int = Field(default=1, ge=1)
@@ -244,7 +248,7 @@ class TrainConfig(_Section):
         own, other = (EMBEDDED_ALGORITHMS, "verl") if self.backend == "embedded" else (VERL_ALGORITHMS, "embedded")
         if self.algorithm not in own:
             raise ValueError(f"algorithm {self.algorithm} is none of the {self.backend} backend's: {', '.join(own)}")
-        for name in ("gpus", "nodes", "verl", "trackers") if other == "verl" else ("max_batch",):
+        for name in ("gpus", "nodes", "verl", "trackers", "routing_replay") if other == "verl" else ("max_batch",):
             if getattr(self, name) != TrainConfig.model_fields[name].get_default(call_default_factory=True):
                 raise ValueError(
                     f"only the {other} backend has train.{name}; remove it, or set train.backend to {other}"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agl_runtime.calls import unpack
+from agl_runtime.calls import Experts, unpack
 from agl_runtime.errors import ConflictError, NotFoundError, StoreError
 from agl_runtime.schemas import (
     ALLOWED_TRANSITIONS,
@@ -358,6 +358,23 @@ async def test_a_turn_is_stored_as_what_is_new(store: Store) -> None:
     _, packed, _ = await store.packed_calls("r")
     assert (packed[1].prompt.base_id, packed[1].prompt.keep, packed[1].prompt.tail.tolist()) == ("a", 102, [300])
     assert (await store.calls("r"))[1].request["messages"] == ["system", "user", "answer", "tool"]
+
+
+async def test_the_experts_of_a_turn_are_stored_as_what_is_new(store: Store) -> None:
+    await enqueue(store, "r")
+    first: Experts = np.arange(16, dtype=np.uint8).reshape(4, 2, 2)
+    second: Experts = np.arange(100, 128, dtype=np.uint8).reshape(7, 2, 2)
+    for name, prompt, sampled, routed in (
+        ("a", (1, 2, 3), (4, 5), first), ("b", (1, 2, 3, 4, 5, 6), (7, 8), second), ("c", (1, 2), (9,), None)
+    ):  # fmt: skip
+        await store.begin_call(intent(name))
+        await store.commit_call(commit(name, prompt, sampled, routed=routed))
+    a, b, c = unpack((await store.packed_calls("r"))[1])
+    assert a.routing is not None
+    assert b.routing is not None
+    assert (b.routing.start, b.routing.tail.tolist()) == (4, second[4:].tolist())
+    assert b.routing.whole().tolist() == [*first.tolist(), *second[4:].tolist()]
+    assert c.routing is None
 
 
 async def test_interleaved_branches_each_build_on_their_own_line(store: Store) -> None:

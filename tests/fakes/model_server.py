@@ -11,12 +11,15 @@ prompt and answer, as with a real template. It runs in its own thread: usable fr
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 from aiohttp import web
 
 MODEL = "policy"
@@ -31,7 +34,7 @@ class Answer:
     "right", "absent", "short" or "nan". `fault` breaks the transport: "drop" closes before any byte, "garbage" sends no
     JSON, "list" sends JSON that is no object, "empty" an object without choices, "cut" closes a stream after its first
     content. `status` other than 200 sends `error`. `gated` waits for `server.release()` before the first byte, and
-    `gated_end` before the last chunk of a stream.
+    `gated_end` before the last chunk of a stream. `routes`: a whole answer tells its experts, see `routing`.
     """
 
     text: str = "ok"
@@ -42,6 +45,7 @@ class Answer:
     prompt_ids: Literal["right", "null", "absent", "empty", "short"] = "right"
     logprobs: Literal["right", "absent", "short", "nan"] = "right"
     versions: Sequence[Raw] | None = None
+    routes: bool = False
     model: str | None = None
     status: int = 200
     error: Any = field(default_factory=lambda: {"error": {"message": "scripted failure", "type": "server_error"}})
@@ -248,10 +252,19 @@ def whole_answer(kind: str, body: Raw, answer: Answer, model: str) -> Raw:
         choice["logprobs"] = _logprobs(sampled, answer.logprobs, chat)
     if answer.versions is not None:
         choice["weight_versions"] = list(answer.versions)
+    if answer.routes and not body.get("stream"):
+        file = io.BytesIO()
+        np.save(file, routing([*prompt, *sampled]))
+        choice["routed_experts"] = base64.b64encode(file.getvalue()).decode()
     count = body.get("n") or 1
     count = min(max(count, 1), 8) if isinstance(count, int) else 1  # a real one refuses what it does not take
     whole["choices"] = [{**choice, "index": index} for index in range(count)]
     return whole
+
+
+def routing(ids: Sequence[int]) -> Any:
+    """The experts of all tokens but the last: in the first of two layers the token, in the second its place."""
+    return np.stack([np.array(ids), np.arange(len(ids))], 1).astype(np.uint16)[:-1, :, None]
 
 
 def _put(place: Raw, key: str, ids: list[int], how: str) -> None:

@@ -28,7 +28,7 @@ SIZES: dict[str, tuple[str, dict[str, str]]] = {
     "swe-qwen3.5-35b-a3b": ("swe-qwen3.5-35b-a3b", {}),
 }
 FSDP = ("gsm8k-qwen2.5-1.5b", "math-qwen3-8b", "swe-qwen3.5-9b")
-FAMILY = Family("qwen3", "hermes", "qwen3", context=262_144)
+FAMILY = Family("qwen3", "hermes", "qwen3", context=262_144, routing=(40, 8))
 SMALL = {
     "gpus": 1,
     "nodes": 1,

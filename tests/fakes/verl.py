@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -26,6 +27,14 @@ ENV = {
 
 def verl_python() -> Path:
     return locked(LOCK)
+
+
+def one_rank() -> dict[str, str]:
+    """What torchrun would tell the only rank of a run."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def run_in_verl(script: Path, *arguments: str | Path, timeout_s: float = 300, **env: str) -> str:

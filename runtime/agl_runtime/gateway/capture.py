@@ -2,18 +2,21 @@
 
 A streamed answer is first assembled into the form of one that was not streamed, so that both are read by one path. The
 places of token ids are vLLM's: `prompt_token_ids` at the top (chat) or in the choice (completions), `token_ids` in the
-choice, also of a chunk whose delta is {}. Nothing is guessed: what cannot be read is None.
+choice, also of a chunk whose delta is {}, and `routed_experts` there too, never in a stream. Nothing is guessed: what
+cannot be read is None.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import struct
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from agl_runtime.calls import Ids, LogProbs, VersionSpan
+from agl_runtime.calls import Experts, Ids, LogProbs, VersionSpan
 from agl_runtime.gateway.internal import Answer, Json, ServerFailed
 from agl_runtime.schemas import PolicyVersion
 
@@ -39,10 +42,11 @@ def read_partial(response: Json) -> Answer:
     """Read what there is of an answer, which may have no choices yet."""
     first = response["choices"][0] if response["choices"] else {}
     sampled = read_ids(first.get("token_ids"))
+    prompt = read_ids(response.get("prompt_token_ids") or first.get("prompt_token_ids"))
     finish, model, usage = first.get("finish_reason"), response.get("model"), response.get("usage")
     return Answer(
         response=response,
-        prompt_ids=read_ids(response.get("prompt_token_ids") or first.get("prompt_token_ids")),
+        prompt_ids=prompt,
         sampled_ids=sampled,
         logprobs=read_logprobs(first.get("logprobs")),
         spans=read_spans(first.get("weight_versions"), sampled.size),
@@ -50,6 +54,7 @@ def read_partial(response: Json) -> Answer:
         model=model if isinstance(model, str) else None,
         usage=usage if isinstance(usage, dict) else {},
         tool_calls=dict(_tool_calls(first.get("message") or {})),
+        routed=read_experts(first.get("routed_experts"), prompt.size + sampled.size - 1),
     )
 
 
@@ -57,7 +62,7 @@ def forget_tokens(response: Json) -> None:
     """Let go of what was read of a whole answer: thousands of objects, which are freed fast only at once, while the
     processor still has them at hand."""
     for row in (response, *response["choices"]):
-        for key in ("prompt_token_ids", "token_ids", "logprobs"):
+        for key in ("prompt_token_ids", "token_ids", "logprobs", "routed_experts"):
             row.pop(key, None)
 
 
@@ -128,6 +133,25 @@ def _number(value: Any) -> float:
         return float(value) if isinstance(value, int | float) else np.nan
     except OverflowError:
         return np.nan
+
+
+def read_experts(value: Any, tokens: int) -> Experts | None:
+    """[tokens, layers, k] from the base64 of a .npy file. None for anything else: its header is not to be trusted."""
+    if not isinstance(value, str):
+        return None
+    try:
+        file = io.BytesIO(base64.b64decode(value, validate=True))
+        np.lib.format.read_magic(file)
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        experts = np.frombuffer(file.read(), dtype)
+        if len(shape) != 3 or shape[0] != tokens or is_fortran or dtype.kind not in "iu" or not experts.size:
+            return None
+        experts, most = experts.reshape(shape), int(experts.max())
+    except (ValueError, TypeError):
+        return None
+    if experts.min() < 0 or most >= 2**15:
+        return None
+    return experts.astype(np.uint8) if most < 2**8 else experts.astype(np.int16)
 
 
 def read_spans(value: Any, sampled: int) -> tuple[VersionSpan, ...] | None:

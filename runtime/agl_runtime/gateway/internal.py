@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
-from agl_runtime.calls import Ids, LogProbs, VersionSpan
+from agl_runtime.calls import Experts, Ids, LogProbs, VersionSpan
 from agl_runtime.errors import GatewayError, UpstreamError
 
 HELD_CODE = "gateway_paused"
@@ -44,7 +44,8 @@ class Answer:
     """`response` is in the model server's whole (not streamed) form. An array is empty where the server gave none that
     can be read; `logprobs` may hold NaN. `spans` is None where the server named no versions, and empty where what it
     named does not cover the sampled tokens. `finish_reason` is None for an answer that broke off. `tool_calls` maps the
-    calls' ids to their arguments."""
+    calls' ids to their arguments. `routed` [P + S - 1, layers, k] are the experts of each token but the last, None
+    where the server did not tell all."""
 
     response: Json
     prompt_ids: Ids
@@ -55,6 +56,7 @@ class Answer:
     model: str | None
     usage: Json
     tool_calls: Mapping[str, str] = field(default_factory=dict)
+    routed: Experts | None = None
 
     @property
     def choices(self) -> int:

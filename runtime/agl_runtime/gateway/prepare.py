@@ -17,10 +17,12 @@ from agl_runtime.schemas import Mode, Model
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`changed_params` name what changes the distribution that tokens are sampled from."""
+    """`changed_params` name what changes the distribution that tokens are sampled from. `streams`: the model server is
+    asked for a stream; it may not be though the harness is."""
 
     body: Json
     changed_params: tuple[str, ...]
+    streams: bool
 
     def dump(self, server: Model, sampled: Mapping[str, str]) -> bytes:
         """What is sent to `server`; `sampled` are the arguments of known tool calls. The salt keeps what older weights
@@ -49,9 +51,12 @@ def prepare(request: ModelRequest, mode: Mode, config: Config) -> Prepared:
         body["logprobs"] = request.operation == "chat/completions" or _alternatives(request.body.get("logprobs"))
     if isinstance(body.get("messages"), list):
         body["messages"] = [with_known_role(message) for message in body["messages"]]
-    if request.stream:
+    streams = request.stream and not (mode == "train" and config.train.routing_replay)  # streams tell no experts
+    if streams:
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-    return Prepared(body, changed)
+    elif request.stream:
+        body = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
+    return Prepared(body, changed, streams)
 
 
 def with_known_role(message: Any) -> Any:

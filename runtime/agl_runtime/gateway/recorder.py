@@ -131,6 +131,7 @@ class Recorder:
             latency_ms=call.latency_ms(),
             retry_count=call.reply.retries if call.reply else 0,
             usage=answer.usage,
+            routed=answer.routed if call.mode == "train" else None,
             side={
                 "dialect": dict(call.request.side),
                 "answer_id": call.request.answer_id if http_status == 200 else None,

@@ -117,12 +117,16 @@ class CallService:
         self.metrics.replayed += 1
         exchange = Exchange()
         exchange.call_id = stored.info.call_id
+        self._repeat(exchange, dialect, request, stored.response)
+        return ExchangeResponse(exchange, self._reading(attempt, exchange, None))
+
+    def _repeat(self, exchange: Exchange, dialect: Dialect, request: ModelRequest, response: Json) -> None:
+        """Tell an answer that is whole already, in the way that the harness asked for."""
         if request.stream:
-            exchange.write(dialect.replay(request, stored.response))
+            exchange.write(dialect.replay(request, response))
             exchange.end()
         else:
-            exchange.whole(200, stored.response)
-        return ExchangeResponse(exchange, self._reading(attempt, exchange, None))
+            exchange.whole(200, response)
 
     @asynccontextmanager
     async def _reading(self, attempt: Attempt, exchange: Exchange, call: Call | None) -> AsyncIterator[Reading]:
@@ -169,11 +173,11 @@ class CallService:
             answer, response = await self._answer(call, name)
             await self.recorder.answer(call, answer, response)
         call.exchange.call_id = call.call_id
-        if call.events is None:
-            call.exchange.whole(200, response)
-            return
-        call.exchange.write(b"".join(call.events.feed(chunk) for chunk in call.held) + call.events.end(answer))
-        call.exchange.end()
+        if call.events is not None:
+            call.exchange.write(b"".join(call.events.feed(chunk) for chunk in call.held) + call.events.end(answer))
+            call.exchange.end()
+        else:
+            self._repeat(call.exchange, call.dialect, call.request, response)
 
     def _classify(self, call: Call) -> None:
         attempt, policy, asked = call.attempt, self.registry.policy, call.request.model
@@ -189,7 +193,7 @@ class CallService:
             body = partial(call.prepared.dump, sampled=call.attempt.sampled)
             async with self.upstream.send(name, call.attempt.rollout_id, operation, body, keep_alive) as reply:
                 call.reply = reply
-                if call.request.stream:
+                if call.prepared.streams:
                     answer = await self._follow(call, reply)
                 else:
                     answer = read_answer(await reply.json(), call.call_id)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agl_runtime.calls import Call, RolloutCalls
+from agl_runtime.calls import Call, Experts, RolloutCalls
 from agl_runtime.samples.diagnose import Decode, diagnose, shared_prefix
 from agl_runtime.samples.forest import Node, grow, kept, logprobs_usable, path_to
 from agl_runtime.samples.types import Break, BuildReport, Limits, RolloutSamples, Sample
@@ -107,7 +107,16 @@ def _row(
         call_ids=tuple(nodes[index].call.info.call_id for index in along),
         broke=broke,
         truncated=leaf.end > cut,
+        routed=_routed(leaf.call, size),
     )
+
+
+def _routed(leaf: Call, size: int) -> Experts | None:
+    """Its trace begins with those of all calls along the row, so its routing is the row's."""
+    if leaf.routing is None:
+        return None
+    whole = leaf.routing.whole()
+    return np.concatenate([whole, np.zeros_like(whole[:1])])[:size]
 
 
 def _splits(nodes: Sequence[Node], keep: Sequence[bool], decode: Decode | None) -> dict[int, Break]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_runtime.calls import Ids, LogProbs
+from agl_runtime.calls import Experts, Ids, LogProbs
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class Sample:
     updates of the weights that sampled it, -1 elsewhere. `prompt_len` counts the leading tokens that are the first
     call's prompt. `call_ids` are the calls laid along this row, root first. `broke` says where and why the row broke
     off an earlier one, `split` the cause alone; None where nothing broke. `truncated`: the response side was cut at the
-    limit.
+    limit. `routed` [T, layers, k] are the experts that each token was sent to where all of them are recorded; the last
+    token of a row that was not cut went to none, and has zeros.
     """
 
     rollout_id: str
@@ -55,6 +56,7 @@ class Sample:
     call_ids: tuple[str, ...]
     broke: Break | None = None
     truncated: bool = False
+    routed: Experts | None = None
 
     @property
     def split(self) -> str | None:
@@ -88,6 +90,12 @@ class RolloutSamples:
     rollout_id: str
     samples: tuple[Sample, ...]
     report: BuildReport
+
+    def keeping(self, kept: Sequence[Sample], lost: Mapping[str, int]) -> RolloutSamples:
+        """With none but the samples `kept`; `lost` counts the others by reason."""
+        trained = sum(int(np.count_nonzero(sample.mask)) for sample in kept)
+        dropped = dict(+(Counter(self.report.dropped) + Counter(lost)))
+        return replace(self, samples=tuple(kept), report=replace(self.report, trained_tokens=trained, dropped=dropped))
 
 
 def total_report(reports: Iterable[BuildReport]) -> BuildReport:

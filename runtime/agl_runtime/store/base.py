@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from agl_runtime.calls import CallInfo, Ids, LogProbs, PackedCall, VersionSpan
+from agl_runtime.calls import CallInfo, Experts, Ids, LogProbs, PackedCall, VersionSpan
 from agl_runtime.schemas import (
     CheckpointRecord,
     Event,
@@ -45,7 +45,8 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What came back. Arrays are empty where the server gave none. `response` is the answer the harness gets."""
+    """What came back. Arrays are empty where the server gave none. `response` is the answer the harness gets. `routed`:
+    see `Answer`."""
 
     call_id: str
     response: dict[str, Any]
@@ -62,11 +63,12 @@ class Commit:
     retry_count: int = 0
     usage: dict[str, Any] = field(default_factory=dict)
     side: dict[str, Any] = field(default_factory=dict)
+    routed: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCall:
-    """A call for reading: request and response rebuilt whole, images put back."""
+    """A call for reading: request and response rebuilt whole, images put back; `packed` is without routing."""
 
     info: CallInfo
     created_at: float

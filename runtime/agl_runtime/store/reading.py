@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from agl_runtime.calls import CallInfo, PackedCall, VersionSpan
+from agl_runtime.calls import CallInfo, PackedCall, Routing, VersionSpan, routing_in
 from agl_runtime.schemas import Model, PolicyVersion, RolloutState
 from agl_runtime.store import attempts, blobs, codec
 from agl_runtime.store.base import StoredCall
@@ -48,7 +48,9 @@ class Reading(Tables):
     def packed_calls(self, db: sqlite3.Connection, rollout_id: str) -> tuple[str, list[PackedCall], list[str]]:
         attempt_id, attempt = attempts.resolve(db, rollout_id, None)
         rows = db.execute(f"{_CALLS} WHERE attempt = ? ORDER BY commit_seq, seq", (attempt,)).fetchall()
-        packed = [_packed(row, codec.unpack(row["extra"], blobs.fetcher(db))) for row in rows if _is_committed(row)]
+        fetch = blobs.fetcher(db)
+        extras = ((row, codec.unpack(row["extra"], fetch)) for row in rows if _is_committed(row))
+        packed = [_packed(row, extra, _routing(extra, fetch)) for row, extra in extras]
         return attempt_id, packed, [row["call_id"] for row in rows if not _is_committed(row)]
 
     @read
@@ -116,11 +118,19 @@ def _stored(found: sqlite3.Row, request: codec.Decoded, fetch: codec.Fetch) -> S
     )
 
 
-def _packed(found: sqlite3.Row, extra: dict[str, Any]) -> PackedCall:
+def _routing(extra: dict[str, Any], fetch: codec.Fetch) -> Routing | None:
+    if "routing" not in extra:
+        return None
+    shape, name = extra["routing"]
+    return routing_in(shape, fetch(bytes.fromhex(name)))
+
+
+def _packed(found: sqlite3.Row, extra: dict[str, Any], routing: Routing | None = None) -> PackedCall:
     return PackedCall(
         info=_info(found),
         prompt=delta_of(found),
         sampled_ids=np.frombuffer(found["sampled"], np.int32),
         logprobs=np.frombuffer(found["logprobs"], np.float32),
         spans=tuple(VersionSpan(start, end, PolicyVersion(*version)) for start, end, *version in extra["spans"]),
+        routing=routing,
     )

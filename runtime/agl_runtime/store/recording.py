@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from typing import Any
 
 import numpy as np
 
-from agl_runtime.calls import Delta, make_delta
+from agl_runtime.calls import Delta, make_delta, new_routing, routing_out
 from agl_runtime.errors import ConflictError, NotFoundError
 from agl_runtime.store import attempts, blobs, codec
 from agl_runtime.store.base import Commit, Intent
@@ -49,7 +50,9 @@ class Recording(Tables):
         self._opened.places[place] = rollout, attempt
         self._opened.begun[intent.call_id] = Begun(begun.lastrowid or 0, attempt, rollout, intent.retry_key)
 
-    @write_at_once(lambda commit: commit.prompt_ids.size + commit.sampled_ids.size <= MOST_IDS_AT_ONCE)
+    @write_at_once(
+        lambda commit: commit.routed is None and commit.prompt_ids.size + commit.sampled_ids.size <= MOST_IDS_AT_ONCE
+    )
     def commit_call(self, db: sqlite3.Connection, commit: Commit) -> None:
         """Raises NotFoundError for an unknown call, ConflictError for a sealed attempt or a second commit."""
         call = self._opened.begun.pop(commit.call_id, None) or _begun(db, commit.call_id)
@@ -81,7 +84,7 @@ def _begun(db: sqlite3.Connection, call_id: str) -> Begun:
 
 
 def _insert_answer(db: sqlite3.Connection, call: Begun, commit: Commit, prompt: Delta) -> None:
-    extra = {
+    extra: dict[str, Any] = {
         "spans": [[span.start, span.end, *span.version] for span in commit.spans],
         "upstream": commit.upstream.model_dump(mode="json") if commit.upstream else None,
         "latency_ms": commit.latency_ms,
@@ -89,6 +92,11 @@ def _insert_answer(db: sqlite3.Connection, call: Begun, commit: Commit, prompt: 
         "usage": commit.usage,
         "side": commit.side,
     }
+    if (routing := new_routing(commit.routed, prompt)) is not None:
+        shape, experts = routing_out(routing)
+        digest = codec.digest_of(experts)
+        extra["routing"] = [shape, digest.hex()]
+        blobs.keep(db, call.rollout, {digest: experts})
     delta = (prompt.base_id, prompt.keep, prompt.tail.tobytes(), prompt.digest)
     sampled = np.ascontiguousarray(commit.sampled_ids, np.int32).tobytes()
     logprobs = np.ascontiguousarray(commit.logprobs, np.float32).tobytes()

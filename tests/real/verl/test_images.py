@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fakes.verl import run_in_verl
+from fakes.verl import one_rank, run_in_verl
 
 TOLERANCE = 1e-4  # of a log-probability, in nats: two float32 implementations of the same sums
 
@@ -17,11 +16,7 @@ TOLERANCE = 1e-4  # of a log-probability, in nats: two float32 implementations o
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("images")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    run_in_verl(Path(__file__).with_name("images.py"), folder / "policy", folder / "found.json", **alone)
+    run_in_verl(Path(__file__).with_name("images.py"), folder / "policy", folder / "found.json", **one_rank())
     return json.loads((folder / "found.json").read_text())
 
 

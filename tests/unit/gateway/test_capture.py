@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import io
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from agl_runtime.gateway.capture import (
     forget_tokens,
     is_terminal,
     read_answer,
+    read_experts,
     read_ids,
     read_logprobs,
     read_spans,
@@ -227,3 +230,32 @@ def test_an_id_that_later_pieces_leave_empty_stays() -> None:
     ):
         assembler.feed({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, **piece}]}}]})
     assert read_answer(assembler.response()).tool_calls == {"c1": "{}"}
+
+
+def npy(array: Any) -> str:
+    file = io.BytesIO()
+    np.save(file, array)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.parametrize(("most", "kept"), [(9, np.uint8), (255, np.uint8), (256, np.int16)])
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, ">i4"])
+def test_routed_experts_are_read_and_kept_small(dtype: Any, most: int, kept: Any) -> None:
+    told = np.arange(12).reshape(3, 2, 2)
+    told[-1, -1, -1] = most
+    experts = read_experts(npy(told.astype(dtype)), 3)
+    assert experts is not None
+    assert (experts.tolist(), experts.dtype) == (told.tolist(), kept)
+
+
+ROUTED = np.zeros((3, 2, 2), np.uint8)
+LIAR = base64.b64encode(base64.b64decode(npy(ROUTED)).replace(b"(3, 2, 2)", b"(3, 9, 9)")).decode()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 7, "", "?", "AAAA", npy(ROUTED)[:-8], npy(ROUTED[:2]), npy(ROUTED[0]), npy(np.asfortranarray(ROUTED)), LIAR,
+     npy(ROUTED - 0.5), npy(ROUTED.astype(np.int16) - 1), npy(ROUTED.astype(np.int32) + 2**15), npy(ROUTED[:, :0])],
+)  # fmt: skip
+def test_experts_that_cannot_be_right_are_none(value: Any) -> None:
+    assert read_experts(value, 3) is None

@@ -98,3 +98,14 @@ def test_instructions_of_a_developer_are_told_under_the_name_that_templates_know
     request = chat(messages=told)
     assert [message["role"] for message in sent(request)["messages"]] == ["system", "user", "system"]
     assert request.original["messages"] == told
+
+
+@pytest.mark.parametrize("mode", ["train", "val"])
+def test_with_routing_replay_training_asks_for_whole_answers_as_streams_tell_no_experts(mode: Mode) -> None:
+    settings = config(train={"backend": "verl", "routing_replay": True})
+    prepared = prepare(chat(stream=True, stream_options={"include_usage": True}), mode, settings)
+    assert prepared.streams is (mode == "val")
+    assert {"stream", "stream_options"} & prepared.body.keys() == (
+        {"stream", "stream_options"} if mode == "val" else set()
+    )
+    assert not prepare(chat(), mode, settings).streams

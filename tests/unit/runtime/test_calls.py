@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl_runtime import calls
-from agl_runtime.calls import CallInfo, PackedCall, VersionSpan, common_prefix, make_delta
+from agl_runtime.calls import CallInfo, PackedCall, VersionSpan, common_prefix, make_delta, new_routing
 from agl_runtime.errors import StoreError
 from agl_runtime.schemas import PolicyVersion
 
@@ -80,3 +80,47 @@ def test_common_prefix_is_the_longest(a: calls.Ids, b: calls.Ids) -> None:
     n = calls.common_prefix(a, b)
     assert list(a[:n]) == list(b[:n])
     assert n in (a.size, b.size) or a[n] != b[n]
+
+
+def with_routing(turns: list[tuple[calls.Ids, calls.Ids]], most: int = 200) -> list[PackedCall]:
+    """Each call as `packed` makes it, with the routing of its own tokens: two layers of two experts."""
+    out = []
+    for seq, (item, (prompt, sampled)) in enumerate(zip(packed(turns), turns, strict=True)):
+        rng = np.random.default_rng(seq)
+        routed = rng.integers(0, most, (prompt.size + sampled.size - 1, 2, 2)).astype(
+            np.int16 if most > 255 else np.uint8
+        )
+        out.append(dataclasses.replace(item, routing=new_routing(routed, item.prompt)))
+    return out
+
+
+some_ids = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(calls.ids_array)
+
+
+@given(st.lists(st.tuples(some_ids, some_ids), min_size=1, max_size=6), st.sampled_from([200, 300]))
+def test_a_call_has_the_routing_that_was_recorded_first_for_each_token_of_its_trace(
+    turns: list[tuple[calls.Ids, calls.Ids]], most: int
+) -> None:
+    sent = with_routing(turns, most)
+    back = calls.decode(calls.encode("r", "0", sent, reward=None)).calls
+    before = np.zeros((0, 2, 2))
+    for item, call in zip(sent, back, strict=True):
+        assert item.routing is not None
+        assert call.routing is not None
+        whole = call.routing.whole()
+        assert whole.dtype == item.routing.tail.dtype
+        shared = min(max(0, item.prompt.keep - 1), len(before))
+        assert whole.tolist() == [*before[:shared].tolist(), *item.routing.tail.tolist()]
+        assert len(whole) == call.prompt_ids.size + call.sampled_ids.size - 1
+        before = whole
+
+
+def test_a_call_that_goes_on_from_one_without_routing_or_with_another_shape_has_none() -> None:
+    turns = [(calls.ids_array([1, 2]), calls.ids_array([3])), (calls.ids_array([1, 2, 3, 4]), calls.ids_array([5]))]
+    first, second = with_routing(turns)
+    assert first.routing is not None
+    other = dataclasses.replace(first.routing, tail=first.routing.tail[:, :1])
+    for routing in (None, other):
+        unpacked = calls.unpack([dataclasses.replace(first, routing=routing), second])
+        assert unpacked[1].routing is None
+    assert calls.unpack([first, second])[1].routing is not None

@@ -102,6 +102,7 @@ def test_a_secret_is_not_shown() -> None:
         ("{gpus: 4}", r"only the verl backend has train\.gpus; remove it, or set train\.backend to verl\."),
         ("{verl: {x: 1}}", r"only the verl backend has train\.verl;"),
         ("{trackers: [wandb]}", r"only the verl backend has train\.trackers;"),
+        ("{routing_replay: true}", r"only the verl backend has train\.routing_replay;"),
         ("{backend: verl, max_batch: 9}", r"only the embedded backend has train\.max_batch; remove it"),
         ("{backend: verl, trackers: [paper]}", r"train\.trackers: paper is none of console, tensorboard,"),
     ],

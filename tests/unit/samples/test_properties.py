@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agl_runtime.calls import Call, RolloutCalls
+from agl_runtime.calls import Call, RolloutCalls, Routing
 from agl_runtime.samples.build import build_samples
 from agl_runtime.samples.types import Limits
 from fakes.token_calls import call, rollout
@@ -206,3 +206,26 @@ def test_the_order_of_the_calls_does_not_matter_and_the_input_stays_as_it_was(
         (s.call_ids, s.ids.tolist(), s.mask.tolist(), s.split) for s in two.samples
     ]
     assert before == [(c.prompt_ids.tobytes(), c.sampled_ids.tobytes(), c.logprobs.tobytes()) for c in recorded.calls]
+
+
+@settings(max_examples=100, deadline=None)
+@given(recorded_rollouts(), LIMITS)
+def test_routing_stands_beside_the_tokens_that_it_was_recorded_for(recorded: RolloutCalls, limits: Limits):
+    """Recorded by a model whose experts tell the token and the place, at each call for the whole trace."""
+
+    def experts(ids: np.ndarray) -> np.ndarray:
+        return np.stack([ids, np.arange(ids.size)], 1).reshape(-1, 1, 2).astype(np.uint8)
+
+    def traced(c: Call) -> Call:
+        ids = np.concatenate([c.prompt_ids, c.sampled_ids])
+        odd = int(c.info.call_id[1:]) % 3 == 0
+        return replace(c, routing=None if odd or not ids.size else Routing(0, experts(ids)[:-1]))
+
+    for sample in build_samples(replace(recorded, calls=tuple(map(traced, recorded.calls))), limits).samples:
+        if int(sample.call_ids[-1][1:]) % 3 == 0 and not sample.truncated:
+            assert sample.routed is None
+        if sample.routed is not None:
+            assert len(sample.routed) == sample.ids.size
+            known = sample.ids.size if sample.truncated else sample.ids.size - 1
+            assert sample.routed[:known].tolist() == experts(sample.ids)[:known].tolist()
+            assert not sample.routed[known:].any()

@@ -1,7 +1,7 @@
 """What the chat and the completions API have in common: the model server speaks them too, so answers pass through.
 
-Taken away is what the harness did not ask for: token ids, policy versions, log-probabilities, usage, and the chunks
-that held nothing else.
+Taken away is what the harness did not ask for: token ids, routed experts, policy versions, log-probabilities, usage,
+and the chunks that held nothing else.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ def strip(request: ModelRequest, response: Json) -> Json:
 
 def _strip(request: ModelRequest, slim: Json) -> None:
     choices = slim["choices"]
+    for choice in choices:
+        choice.pop("routed_experts", None)
     if not request.wants_ids:
         for row in (slim, *choices):
             for key in _TOKEN_FIELDS:

@@ -18,13 +18,15 @@ from agl_runtime.errors import ConfigError
 @dataclass(frozen=True, slots=True)
 class Family:
     """`tool_parser` and `reasoning_parser` are vLLM's names, None where there is none. `context` is the model's own
-    limit in tokens, None where its config.json does not say; `experts` of a layer, 0 for a dense model."""
+    limit in tokens, None where its config.json does not say; `experts` of a layer, 0 for a dense model; `routing` its
+    layers and the experts of a token in each, None for a dense model."""
 
     model_type: str
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     context: int | None = None
     experts: int = 0
+    routing: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ REASONING_MARKS = (
     "[THINK]",
     "<|channel|>",
 )
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -86,6 +89,7 @@ def family_of(config: Mapping[str, Any], template: str) -> Family:
         reasoning_parser=row.reasoning_parser if row and reasons else None,
         context=text.get("max_position_embeddings"),
         experts=next((int(text[name]) for name in EXPERTS if text.get(name)), 0),
+        routing=next(((int(text["num_hidden_layers"]), int(text[name])) for name in CHOSEN if text.get(name)), None),
     )
 
 

@@ -15,7 +15,6 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agl_runtime.samples.types import BuildReport, RolloutSamples, Sample
+from agl_runtime.samples.types import RolloutSamples, Sample
 
 Inputs = dict[str, Tensor]
 NOT_HERE = "image_not_in_call"
@@ -120,7 +119,7 @@ def see(
 ) -> tuple[RolloutSamples, dict[int, Inputs]]:
     """`built` without the samples whose images cannot be had, and the inputs of those that have some, by the samples'
     identity. `messages` are those of each call."""
-    kept, inputs, lost = [], {}, Counter(built.report.dropped)
+    kept, inputs, lost = [], {}, Counter[str]()
     for sample in built.samples:
         try:
             found = _inputs(eye, sample, messages)
@@ -130,7 +129,7 @@ def see(
         kept.append(sample)
         if found:
             inputs[id(sample)] = found
-    return replace(built, samples=tuple(kept), report=_report(built.report, kept, lost)), inputs
+    return built.keeping(kept, lost), inputs
 
 
 def row_fields(eye: Eye, sample: Sample, inputs: Inputs) -> dict[str, Any]:
@@ -140,11 +139,6 @@ def row_fields(eye: Eye, sample: Sample, inputs: Inputs) -> dict[str, Any]:
 
 def _ids(sample: Sample) -> Tensor:
     return torch.from_numpy(sample.ids.astype(np.int64))
-
-
-def _report(report: BuildReport, kept: Sequence[Sample], dropped: Mapping[str, int]) -> BuildReport:
-    trained = sum(int(np.count_nonzero(sample.mask)) for sample in kept)
-    return replace(report, trained_tokens=trained, dropped=dict(dropped))
 
 
 def _inputs(eye: Eye, sample: Sample, messages: Mapping[str, Sequence[Any]]) -> Inputs:

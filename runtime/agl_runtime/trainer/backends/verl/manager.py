@@ -27,8 +27,10 @@ from agl_runtime.samples.build import build_samples
 from agl_runtime.samples.types import Limits, RolloutSamples, Sample
 from agl_runtime.schemas import Model, PolicyVersion
 from agl_runtime.trainer.backends.verl.estimators import WITHOUT_GROUPS
+from agl_runtime.trainer.backends.verl.families import read_family
 from agl_runtime.trainer.backends.verl.images import Inputs, eye_of, has_images, row_fields, see
 from agl_runtime.trainer.backends.verl.records import GroupRecord
+from agl_runtime.trainer.backends.verl.routing import routed_only, routing_field
 from agl_runtime.trainer.backends.verl.rows import ScoredSamples, group_rows
 from agl_runtime.trainer.backends.verl.setup import SERVER_KEY, Ending, Setup
 from agl_runtime.trainer.checks import training_tasks, validation_tasks
@@ -60,6 +62,7 @@ class GatewayManager:
         policy = setup.project.path(str(config.model.path))
         self._tokenizer = AutoTokenizer.from_pretrained(policy)
         self._eye = eye_of(policy)
+        self._routing = read_family(policy).routing if config.train.routing_replay else None
         self._endpoints = [f"http://{address}/v1" for address in addresses]
         self._client = setup.client()
         self._desk = RolloutDesk(self._client, config.agent.timeout_s)
@@ -190,7 +193,8 @@ class GatewayManager:
         flat_trains = self._config.train.algorithm in WITHOUT_GROUPS
 
         def besides(sample: Sample) -> Mapping[str, Any]:
-            return row_fields(self._eye, sample, inputs.get(id(sample), {})) if self._eye else {}
+            seen = row_fields(self._eye, sample, inputs.get(id(sample), {})) if self._eye else {}
+            return seen | (routing_field(sample, self._routing) if self._routing else {})
 
         rows = group_rows(uid, scored, step, validate=validate, flat_trains=flat_trains, besides=besides)
         fields = list_of_dict_to_tensordict(list(rows.fields))
@@ -216,7 +220,8 @@ class GatewayManager:
         def decode(ids: Sequence[int]) -> str:
             return str(self._tokenizer.decode(list(ids)))
 
-        return [build_samples(of_lineage(item.calls, self._begun), self._limits, decode) for item in ended]
+        built = [build_samples(of_lineage(item.calls, self._begun), self._limits, decode) for item in ended]
+        return [routed_only(samples, self._routing) for samples in built] if self._routing else built
 
     async def _put(self, partition: str, keys: Sequence[str], **what: Any) -> None:
         # TransferQueue's client has a loop of its own, which its blocking calls wait for.

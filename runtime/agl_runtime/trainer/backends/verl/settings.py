@@ -26,6 +26,7 @@ MANAGER = f"{PACKAGE}.manager.GatewayManager"
 DATASET = (f"pkg://{PACKAGE}.dataset", "TaskDataset")
 SAMPLER = (f"pkg://{PACKAGE}.sampler", "GroupSampler")
 CHECKPOINT_CALLBACK = f"{PACKAGE}.checkpoint.CheckpointCommit"
+REPLAY = f"{PACKAGE}.replay"
 ESTIMATOR_PREFIX = "rollout_"
 CPU_ROLLOUT = "agl_embedded"
 CPU_SEQUENCES = 64
@@ -69,6 +70,7 @@ def overrides(config: Config, paths: Paths, family: Family, *, on_cpu: bool) -> 
     user = passed_through(config.train.verl)
     decided = _algorithm(config) | _actor(config, family) | _rollout(config, family, on_cpu=on_cpu)
     decided |= _data(config, paths) | _trainer(config, paths, on_cpu=on_cpu) | _schedule(config)
+    decided |= _replay(family, user, on_cpu=on_cpu) if config.train.routing_replay else {}
     layers = [_proposed(user), {} if on_cpu else _parsers(family), user, decided, _cpu(config, user) if on_cpu else {}]
     return _merged(layers) | {f"{MODEL}.path": str(paths.policy), "critic.enable": False}
 
@@ -217,6 +219,21 @@ def _schedule(config: Config) -> dict[str, Any]:
             active - train.groups_per_step, train.groups_per_step
         )
     return values
+
+
+def _replay(family: Family, user: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
+    """verl's FSDP engine gets it from `replay.py`, its others have it."""
+    engine, lib = user.get("model_engine", "dp"), f"{MODEL}.external_lib"
+    off = "Set train.routing_replay to false."
+    if family.routing is None:
+        raise ConfigError("train.routing_replay is for a Mixture-of-Experts, and the model is none.", off)
+    if on_cpu:
+        raise ConfigError("train.routing_replay needs model servers that tell their experts, as vLLM on a GPU.", off)
+    if engine != "dp":
+        return {f"{ROLLOUT}.enable_rollout_routing_replay": True, f"{ACTOR}.{engine}.router_replay.mode": "R3"}
+    if lib in user:
+        raise ConfigError(f"train.verl sets {lib}, where agl's routing replay for FSDP stands.", off)
+    return {f"{ROLLOUT}.enable_rollout_routing_replay": True, lib: REPLAY}
 
 
 def _batches(groups: int, batch: int) -> float:

@@ -57,3 +57,15 @@ def test_a_template_in_the_tokenizers_settings_is_read(tmp_path: Path, stored: A
 def test_a_folder_without_a_config_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"cannot be read as a model: .* Fetch or save the model again\."):
         read_family(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "routing"),
+    [
+        ({"num_hidden_layers": 48, "num_experts_per_tok": 8}, (48, 8)),
+        ({"text_config": {"num_hidden_layers": 40, "num_experts_per_token": 4}}, (40, 4)),
+        ({"num_hidden_layers": 48}, None),
+    ],
+)
+def test_a_mixture_of_experts_tells_the_shape_of_its_routing(config: dict[str, Any], routing: tuple[int, int] | None):
+    assert family_of(config, "").routing == routing

@@ -232,3 +232,35 @@ def test_settings_import_neither_verl_nor_ray_nor_torch():
         "sys.exit(any(name in sys.modules for name in ('verl', 'ray', 'torch', 'hydra', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+EXPERTS = Family("qwen3_moe", routing=(48, 8))
+RECORDING = f"{ROLLOUT}.enable_rollout_routing_replay"
+
+
+def test_routing_replay_is_verls_own_with_megatron_and_agls_engine_with_fsdp():
+    own = {"routing_replay": True, "verl": {"model_engine": "megatron"}}
+    megatron, fsdp = made(family=EXPERTS, train=own), made(family=EXPERTS, train={"routing_replay": True})
+    lib = "actor_rollout_ref.model.external_lib"
+    assert (megatron[RECORDING], megatron[f"{ACTOR}.megatron.router_replay.mode"], lib in megatron) == (
+        True,
+        "R3",
+        False,
+    )
+    assert (fsdp[RECORDING], fsdp[lib]) == (True, "agl_runtime.trainer.backends.verl.replay")
+    assert RECORDING not in made(family=EXPERTS)
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "family", "verl", "expected"),
+    [
+        (False, FAMILY, {}, r"train\.routing_replay is for a Mixture-of-Experts, and the model is none\. Set"),
+        (True, EXPERTS, {}, r"train\.routing_replay needs model servers that tell their experts, as vLLM"),
+        (False, EXPERTS, {"actor_rollout_ref.model.external_lib": "mine"}, r"sets .*external_lib, where agl"),
+        (False, EXPERTS, {RECORDING: True}, r"which agl manages\. Set train\.routing_replay instead\."),
+        (False, EXPERTS, {f"{ACTOR}.megatron.router_replay.mode": "R2"}, r"Set train\.routing_replay instead\."),
+    ],
+)  # fmt: skip
+def test_routing_replay_that_could_not_be_is_refused(on_cpu: bool, family: Family, verl: dict[str, Any], expected: str):
+    with pytest.raises(ConfigError, match=expected):
+        made(on_cpu=on_cpu, family=family, train={"routing_replay": True, "verl": verl})
