@@ -6,17 +6,19 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
 
+from agl_runtime.trainer.backends.verl.setup import Lines
 from fakes.verl import verl_python
 
 ROOT = Path(__file__).parents[2]
@@ -26,9 +28,9 @@ PATIENCE_S = 900.0
 
 class VerlRun:
     """A copy of the example in `root`. `train` is merged into its section of agl.yaml; so many tasks are validated.
-    `env` is the environment of its commands."""
+    `reward` is the reward function, the example's own if not said. `env` is the environment of its commands."""
 
-    def __init__(self, root: Path, train: Mapping[str, Any], validated: int = 64) -> None:
+    def __init__(self, root: Path, train: Mapping[str, Any], validated: int = 64, reward: str | None = None) -> None:
         self.root = root
         self._said = root.with_name(f"{root.name}-said")
         self._python = verl_python()
@@ -45,6 +47,7 @@ class VerlRun:
         settings["agent"]["command"] = f"{sys.executable} agent.py {{question}}"  # agents have their own Python
         settings["train"] |= {"backend": "verl", "device": "cpu", **train}
         settings["eval"] = {"limit": validated}
+        settings["reward"]["function"] = reward or settings["reward"]["function"]
         file.write_text(yaml.safe_dump(settings))
 
     def up(self) -> int:
@@ -53,18 +56,18 @@ class VerlRun:
 
     def up_until(self, step: int) -> None:
         """Kill all that `agl up` started, at once, as soon as the metrics have that step."""
-        child = self._start("up")
-        give_up_at = time.monotonic() + PATIENCE_S
-        while len(self.steps()) < step:
-            if child.poll() is not None or time.monotonic() > give_up_at:
-                child.kill()
-                raise AssertionError(f"ended before step {step}: {self.said}\n{self.log()[-3000:]}")
-            time.sleep(0.1)
+        child = self._up_while(lambda: len(self.steps()) < step)
         supervisor = psutil.Process(child.pid)
         for process in [supervisor, *supervisor.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):  # it ends with the one before
                 process.kill()
         child.wait()
+
+    def up_until_told(self, **event: Any) -> None:
+        """Interrupt `agl up` as soon as agl's pieces in verl tell of an event like this."""
+        child = self._up_while(lambda: not any(event.items() <= told.items() for told in self._told()))
+        child.send_signal(signal.SIGINT)
+        child.wait(timeout=PATIENCE_S)
 
     def agl(self, *arguments: str) -> int:
         child = self._start(*arguments)
@@ -97,6 +100,20 @@ class VerlRun:
         with contextlib.closing(sqlite3.connect(self.root / ".agl" / "store.sqlite3")) as store:
             records = [json.loads(record) for (record,) in store.execute("SELECT record FROM checkpoints ORDER BY n")]
         return [name for record in records for name in record["rollout_ids"]]
+
+    def _told(self) -> list[Mapping[str, Any]]:
+        files = (self.root / ".agl" / "verl").glob("*/events.jsonl")
+        return [line for file in files for line in Lines(file).fresh()]
+
+    def _up_while(self, goes_on: Callable[[], bool]) -> subprocess.Popen[bytes]:
+        child = self._start("up")
+        give_up_at = time.monotonic() + PATIENCE_S
+        while goes_on():
+            if child.poll() is not None or time.monotonic() > give_up_at:
+                child.kill()
+                raise AssertionError(f"ended too early: {self.said}\n{self.log()[-3000:]}")
+            time.sleep(0.1)
+        return child
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self._said.open("wb") as said:

@@ -131,6 +131,11 @@ def step_line(
     }
 
 
+def untold(line: Line) -> Line:
+    """The same line before its backend told anything."""
+    return {**line, **dict.fromkeys((*LOSS_FIELDS, *Times.__dataclass_fields__, "hold_share"))}
+
+
 def validation_line(
     step: int, version: PolicyVersion, result: Evaluation, ended: Sequence[Result], seconds: float
 ) -> Line:
@@ -190,8 +195,8 @@ def summary(
         "ended": outcome.ended,
         "reason": outcome.reason,
         "agent_cpu_s_total": round(sum(line["agent_cpu_s_total"] for line in lines), 3),
-        "update_s_total": round(sum(line["update_s"] for line in updates), 3),
-        "logprob_gap_max": max((line["logprob_gap"] for line in updates), default=0.0),
+        "update_s_total": round(sum(line["update_s"] or 0.0 for line in updates), 3),
+        "logprob_gap_max": max((line["logprob_gap"] or 0.0 for line in updates), default=0.0),
     }
 
 

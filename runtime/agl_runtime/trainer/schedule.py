@@ -217,10 +217,12 @@ def _ended(plan: Plan, state: State) -> Ended | None:
 
 
 def _validation_due(plan: Plan, state: State) -> bool:
-    if not plan.validates or state.validated == state.step:
-        return False
-    on_the_way = plan.validate_every > 0 and state.step % plan.validate_every == 0
-    return state.step == 0 or state.step >= plan.steps or on_the_way
+    return plan.validates and validation_due(state.step, state.validated, plan.steps, plan.validate_every)
+
+
+def validation_due(step: int, validated: int, steps: int, every: int) -> bool:
+    """Whether the weights of `step`, of `steps`, are to be measured; `validated` is the step of the last validation."""
+    return step != validated and (step == 0 or step >= steps or (every > 0 and step % every == 0))
 
 
 def _sample(plan: Plan, state: State) -> Move:

@@ -16,6 +16,7 @@ from agl_runtime.trainer.metrics import (
     agent_failures,
     step_line,
     summary,
+    untold,
     validation_line,
     write_summary,
 )
@@ -151,6 +152,13 @@ def test_the_summary_tells_before_from_after_and_adds_up_what_the_lines_say() ->
     assert (content["run_id"], content["mode"], content["seed"], content["version"]) == ("r1", "train", 7, "1.2")
     assert (content["steps"], content["ended"], content["reason"]) == (2, "complete", None)
     assert content["checkpoint"] == "checkpoints/1.2"
+
+
+def test_a_step_whose_backend_had_not_told_its_figures_counts_for_the_rest() -> None:
+    line = untold(step(1, (1.0, 0.0)))
+    assert (line["reward_mean"], line["loss"], line["logprob_gap"], line["update_s"]) == (0.5, None, None, None)
+    content = of(line, step(2, logprob_gap=3e-6))
+    assert (content["update_s_total"], content["logprob_gap_max"]) == (0.5, 3e-6)
 
 
 def test_a_run_that_was_stopped_before_its_last_validation_has_no_after() -> None:

@@ -17,8 +17,10 @@ import transfer_queue
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
 from agl_runtime.trainer import state
+from agl_runtime.trainer.backends.verl.follow import batch_line
 from agl_runtime.trainer.backends.verl.records import GroupRecord
 from agl_runtime.trainer.backends.verl.setup import VERL_LINK, Setup
+from agl_runtime.trainer.metrics import Line, Times, untold
 
 
 class CheckpointCommit(CheckpointCallback):  # type: ignore[misc]  # verl ships no types
@@ -31,6 +33,7 @@ class CheckpointCommit(CheckpointCallback):  # type: ignore[misc]  # verl ships 
         self._groups: dict[str, GroupRecord] = {}
         self._next_group = 0
         self._consumed: list[str] = []
+        self._line: Line = {}
 
     def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, **_: Any) -> None:
         """Raises TrainerError when the folder cannot be written."""
@@ -45,7 +48,7 @@ class CheckpointCommit(CheckpointCallback):  # type: ignore[misc]  # verl ships 
             next_group=self._next_group,
             open=self._under_way(),
             consumed=self._consumed,
-            line={},
+            line=self._line,
         )
         folder = state.checkpoint_folder(project.state_dir, version)
         with state.placing(folder) as partial:
@@ -70,6 +73,8 @@ class CheckpointCommit(CheckpointCallback):  # type: ignore[misc]  # verl ships 
                 case "batch" | "skipped" if event["epoch"] == self._setup.run_epoch:
                     groups = [self._groups.pop(uid) for uid in event["uids"]]
                     self._consumed += [item.rollout_id for group in groups for item in group.rollouts]
+                    if event["kind"] == "batch":  # verl tells its figures later, when it has validated too
+                        self._line = untold(batch_line(self._setup, event, groups, {}, Times()))
 
     def _under_way(self) -> list[tuple[int, str]]:
         tags = (transfer_queue.kv_list("train") or {}).get("train", {})

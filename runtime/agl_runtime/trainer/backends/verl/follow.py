@@ -57,7 +57,7 @@ class Follower:
                 self._on(event)
         for line in self._figures.fresh():
             if (step := line["step"]) in self._batches:
-                self._metrics.append(self._line(step, *self._batches.pop(step), line["data"]))
+                self._metrics.append(self._line(*self._batches.pop(step), line["data"]))
 
     async def announce(self, client: GatewayClient) -> None:
         """Tell a gateway that began anew; while weights change there is nothing to tell."""
@@ -103,23 +103,32 @@ class Follower:
         self._ready = max(0, self._ready - len(groups))
         return groups
 
-    def _line(
-        self, step: int, batch: Mapping[str, Any], groups: Sequence[GroupRecord], data: Mapping[str, Any]
-    ) -> Line:
-        rollouts = [item for group in groups for item in group.rollouts]
+    def _line(self, batch: Mapping[str, Any], groups: Sequence[GroupRecord], data: Mapping[str, Any]) -> Line:
         sample_s, step_s = data.get("timing_s/gen", 0.0), data.get("timing_s/step", 0.0)
         save_s = data.get("timing_s/save_checkpoint", 0.0)
         times = Times(sample_s, step_s - sample_s, step_s - sample_s - save_s, save_s)
         figures = {name: float(data[theirs]) for name, theirs in FIGURES.items() if theirs in data}
         figures |= _derived(data, groups, is_fresh=not any(batch["staleness"]))
-        age = Age(tuple(batch["staleness"]), batch["dropped"])
-        line = step_line(step, self._setup.weights(step), rollouts, scores_of(groups), figures, times, age)
+        line = batch_line(self._setup, batch, groups, figures, times)
         self._progress.detail |= {
-            "step": step,
+            "step": line["step"],
             "reward": line["reward_mean"],
             "tokens_per_s": round(line["sampled_tokens"] / sample_s, 1) if sample_s else None,
         }
         return line
+
+
+def batch_line(
+    setup: Setup,
+    batch: Mapping[str, Any],
+    groups: Sequence[GroupRecord],
+    figures: Mapping[str, float],
+    times: Times,
+) -> Line:
+    """Of the step whose batch this event tells."""
+    rollouts = [item for group in groups for item in group.rollouts]
+    age = Age(tuple(batch["staleness"]), batch["dropped"])
+    return step_line(batch["step"], setup.weights(batch["step"]), rollouts, scores_of(groups), figures, times, age)
 
 
 def _derived(data: Mapping[str, Any], groups: Sequence[GroupRecord], *, is_fresh: bool) -> dict[str, float]:

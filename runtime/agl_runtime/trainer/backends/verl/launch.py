@@ -12,7 +12,7 @@ import os
 import secrets
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -60,7 +60,12 @@ async def train(start: Start, stop: asyncio.Event) -> Outcome:
     figures = setup.folder / f"figures-{setup.run_epoch}.jsonl"
     config = start.project.config
     on_cpu = config.train.device == "cpu" or not torch.cuda.is_available()
-    paths = Paths.of(start.project, start.run.run_id, _verl_folder(start.newest))
+    paths = replace(
+        Paths.of(start.project, start.run.run_id),
+        resume_from=_verl_folder(start.newest),
+        step=setup.step,
+        validated=start.metrics.validated(),
+    )
     chosen = overrides(config, paths, read_family(paths.policy), on_cpu=on_cpu)
     os.environ |= _environment(config, figures, start.run_epoch, on_cpu)
     follower = Follower(setup, start.metrics, start.progress, figures)
@@ -180,10 +185,9 @@ def _failed(error: BaseException | None) -> Ending:
 
 def outcome_of(error: BaseException | None, setup: Setup, follower: Follower) -> Outcome:
     """How it ended, from what verl raised and what was asked for."""
-    if error is None:
-        steps = setup.project.config.train.steps
-        return Outcome("complete", steps, setup.weights(steps))
     ending, step = setup.ending(), follower.saved
+    if error is None:
+        return Outcome("complete", step, setup.weights(step))
     if ending is None:
         cause = getattr(error, "cause", error)  # of an error in one of Ray's processes
         if isinstance(cause, AglError):

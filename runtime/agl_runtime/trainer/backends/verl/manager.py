@@ -150,7 +150,8 @@ class GatewayManager:
         built, inputs = await self._build(ended)
         record = GroupRecord.of(prompt.uid, prompt.number, str(work.version), ended, built)
         teaches = record.has_spread or self._config.train.algorithm in WITHOUT_GROUPS
-        status = await self._deliver(prompt.uid, ended, built, inputs, work.step, validate=False)
+        rewards = [item.reward for item in ended]
+        status = await self._deliver(prompt.uid, rewards, built, inputs, work.step, validate=False)
         self._setup.tell("group", **record.event())
         await self._put("train", [prompt.uid], tags=[{"status": status, "teaches": teaches}])
 
@@ -169,13 +170,14 @@ class GatewayManager:
         self._setup.tell("validation", step=step, line=line)
         for prompt, group in zip(prompts, groups, strict=True):
             built, inputs = await self._build(group)
-            status = await self._deliver(prompt.uid, group, built, inputs, step, validate=True)
+            told = [item.reward if result else 0.0 for item in group]  # verl cannot do without any
+            status = await self._deliver(prompt.uid, told, built, inputs, step, validate=True)
             await self._put("val", [prompt.uid], tags=[{"status": status}])
 
     async def _deliver(
         self,
         uid: str,
-        ended: Sequence[Ended],
+        rewards: Sequence[float | None],
         built: Sequence[RolloutSamples],
         inputs: Mapping[int, Inputs],
         step: int,
@@ -184,9 +186,9 @@ class GatewayManager:
     ) -> str:
         """Put the rows of a group, of which there are none when no rollout has a reward."""
         scored = [
-            ScoredSamples(index, item.reward, samples)
-            for index, (item, samples) in enumerate(zip(ended, built, strict=True))
-            if item.reward is not None
+            ScoredSamples(index, reward, samples)
+            for index, (reward, samples) in enumerate(zip(rewards, built, strict=True))
+            if reward is not None
         ]
         if not scored:
             return "failure"

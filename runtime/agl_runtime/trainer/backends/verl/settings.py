@@ -20,6 +20,7 @@ from agl_runtime.trainer.backends.verl.families import Family
 from agl_runtime.trainer.backends.verl.managed import ACTOR, MODEL, ROLLOUT, SERVER, passed_through
 from agl_runtime.trainer.backends.verl.setup import CHECKPOINTS, SETUP_FILE, run_folder
 from agl_runtime.trainer.checks import policy_folder
+from agl_runtime.trainer.schedule import validation_due
 
 PACKAGE = "agl_runtime.trainer.backends.verl"
 MANAGER = f"{PACKAGE}.manager.GatewayManager"
@@ -38,7 +39,8 @@ NO_DUAL_CLIP = 1e9  # past the largest ratio that verl computes, e^20
 class Paths:
     """What the launcher knows and the configuration does not. `policy` is the Hugging Face folder to start from;
     `checkpoints` where verl writes `global_step_N`; `resume_from` such a folder, None for a new run; `setup` the file
-    that agl's pieces read; `validates`: there are validation tasks; `run_name` is what trackers call the run."""
+    that agl's pieces read; `validates`: there are validation tasks; `run_name` is what trackers call the run; `step` is
+    that of `resume_from`, and `validated` that of the last validation."""
 
     policy: Path
     checkpoints: Path
@@ -46,9 +48,11 @@ class Paths:
     validates: bool
     run_name: str = "agl"
     resume_from: Path | None = None
+    step: int = 0
+    validated: int = -1
 
     @classmethod
-    def of(cls, project: Project, run_id: str = "RUN", resume_from: Path | None = None) -> Paths:
+    def of(cls, project: Project, run_id: str = "RUN") -> Paths:
         """Where a run of the project has them. Raises ConfigError where something is missing."""
         if not project.config.data.train:
             raise ConfigError("There are no training tasks.", "Set data.train in agl.yaml to a JSON Lines file.")
@@ -59,7 +63,6 @@ class Paths:
             setup=folder / SETUP_FILE,
             validates=bool(project.config.data.val),
             run_name=run_id,
-            resume_from=resume_from,
         )
 
 
@@ -184,7 +187,7 @@ def _data(config: Config, paths: Paths) -> dict[str, Any]:
 
 
 def _trainer(config: Config, paths: Paths, *, on_cpu: bool) -> dict[str, Any]:
-    train = config.train
+    train, every = config.train, config.eval.every
     return {
         "trainer.device": "cpu" if on_cpu else "cuda",
         "trainer.n_gpus_per_node": train.gpus,
@@ -195,8 +198,9 @@ def _trainer(config: Config, paths: Paths, *, on_cpu: bool) -> dict[str, Any]:
         "trainer.total_epochs": 1,
         "trainer.save_freq": train.save_every,
         "trainer.v1.sampler.sampler_kwargs": {"setup": str(paths.setup)},
-        "trainer.test_freq": (config.eval.every or train.steps) if paths.validates else -1,
-        "trainer.val_before_train": paths.validates and paths.resume_from is None,
+        "trainer.test_freq": (every or train.steps) if paths.validates else -1,
+        "trainer.val_before_train": paths.validates and validation_due(paths.step, paths.validated, train.steps, every),
+        "trainer.val_only": paths.step >= train.steps,  # all that is left, where a run ended before its last validation
         "trainer.default_local_dir": str(paths.checkpoints),
         "trainer.resume_mode": "resume_path" if paths.resume_from else "disable",
         "trainer.resume_from_path": str(paths.resume_from) if paths.resume_from else None,

@@ -41,7 +41,12 @@ def ended(setup: Setup, error: BaseException | None) -> Outcome:
 
 
 def test_verls_end_is_the_runs(setup: Setup) -> None:
+    setup.tell("saved", step=7)
     assert ended(setup, None) == Outcome("complete", 7, PolicyVersion(3, 7))
+
+
+def test_a_run_of_which_only_the_last_validation_was_left_ends_with_the_weights_it_had(setup: Setup) -> None:
+    assert ended(setup, None) == Outcome("complete", 2, PolicyVersion(2, 2))
 
 
 def test_a_stop_leaves_the_run_where_the_last_checkpoint_is(setup: Setup) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +158,20 @@ def test_validation_first_and_last_only_is_verls_last_step():
     assert (values["trainer.test_freq"], values["trainer.val_before_train"]) == (30, True)
 
 
-def test_a_resumed_run_goes_on_from_the_folder_and_does_not_validate_first():
-    values = made(paths=Paths(Path("/p"), Path("/c"), Path("/s"), True, resume_from=Path("/c/global_step_3")))
-    assert (values["trainer.resume_mode"], values["trainer.resume_from_path"]) == ("resume_path", "/c/global_step_3")
-    assert values["trainer.val_before_train"] is False
+def resumed(step: int, validated: int, every: int = 0) -> tuple[bool, bool]:
+    """Whether a run of 6 steps validates first, and whether it does nothing else."""
+    paths = replace(PATHS, resume_from=Path(f"/c/global_step_{step}"), step=step, validated=validated)
+    values = made(paths=paths, train={"steps": 6}, eval={"every": every})
+    assert values["trainer.resume_mode"] == "resume_path"
+    assert values["trainer.resume_from_path"] == f"/c/global_step_{step}"
+    return values["trainer.val_before_train"], values["trainer.val_only"]
+
+
+def test_a_resumed_run_validates_first_only_where_the_one_before_was_kept_from_it():
+    assert resumed(3, validated=0) == (False, False)
+    assert resumed(4, validated=2, every=2) == (True, False)
+    assert resumed(4, validated=4, every=2) == (False, False)
+    assert resumed(6, validated=0) == (True, True)
 
 
 def test_the_servers_parse_as_the_family_writes():
