@@ -409,7 +409,7 @@ ALL: dict[str, Check] = (
 
 
 def training_for(project: Project) -> dict[str, Check]:
-    return TRAINING | ({"verl": verl.packages, "tool parser": verl.tool_parser} if verl.is_chosen(project) else {})
+    return TRAINING | (verl.CHECKS if verl.is_chosen(project) else {})
 
 
 def all_for(project: Project) -> dict[str, Check]:

@@ -93,5 +93,5 @@ async def _unless_ended(supervisor: Supervisor, work: Coroutine[Any, Any, T]) ->
 def part_error(end: PartEnd) -> AglError:
     """What a part said last, as the error that its exit code stands for."""
     kind = {diagnostics.USAGE: ConfigError, diagnostics.MISSING: PreconditionError}.get(end.code, AglError)
-    said = end.error or f"it ended with exit code {end.code}."
-    return kind(f"The {end.name} stopped: {said}", f"See `agl logs {end.name}`.")
+    said, see = end.error or f"it ended with exit code {end.code}.", f"See `agl logs {end.name}`."
+    return kind(f"The {end.name} stopped: {said.removesuffix(see).rstrip()}", see)

@@ -6,6 +6,7 @@ backends differ.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
@@ -15,6 +16,7 @@ from agl_cli.findings import Doubt
 from agl_runtime.config import Project
 from agl_runtime.errors import PreconditionError
 from agl_runtime.trainer import checks as trainer_checks
+from agl_runtime.trainer.backends.verl.compose import compose
 from agl_runtime.trainer.backends.verl.families import Family, read_family
 from agl_runtime.trainer.backends.verl.managed import ROLLOUT, SERVER, decider
 from agl_runtime.trainer.backends.verl.settings import Paths, overrides
@@ -55,8 +57,20 @@ def effective(project: Project) -> list[dict[str, Any]]:
 
 def told(project: Project) -> dict[str, Any]:
     """What verl is told, by its own names. Raises ConfigError."""
-    values = overrides(project.config, Paths.of(project), _family(project), on_cpu=on_cpu(project))
-    return {key.lstrip("+"): value for key, value in values.items()}
+    return {key.lstrip("+"): value for key, value in _overrides(project).items()}
+
+
+def settings(project: Project) -> str:
+    """They fit verl's own files. Raises ConfigError."""
+    values = _overrides(project)
+    if importlib.util.find_spec("verl") is None:
+        return "not compared with verl's own files, which are not here"
+    compose(values)
+    return f"{len(values)}, all of names and kinds that verl knows"
+
+
+def _overrides(project: Project) -> dict[str, Any]:
+    return overrides(project.config, Paths.of(project), _family(project), on_cpu=on_cpu(project))
 
 
 def _family(project: Project) -> Family:
@@ -149,3 +163,6 @@ def tool_parser(project: Project) -> str:
         f"agl knows no parser of vLLM for tool calls of a {family.model_type or 'nameless'} model with this template.",
         f"Where agents call tools, set {SERVER}.tool_call_parser and enable_auto_tool_choice under train.verl.",
     )
+
+
+CHECKS = {"verl": packages, "verl settings": settings, "tool parser": tool_parser}

@@ -29,15 +29,32 @@ for name, values in json.load(sys.stdin).items():
                    rollout.engine_kwargs["vllm"]["tool_call_parser"]]
 json.dump(found, open(sys.argv[1], "w"))
 """
-UNKNOWN = """
+WRONG = """
+import sys
 from agl_runtime.errors import ConfigError
 from agl_runtime.trainer.backends.verl.compose import compose
 
 known = {"actor_rollout_ref.rollout.engine_kwargs.vllm.anything": 1, "+trainer.added": 2}
 config = compose(known)
 assert (config.actor_rollout_ref.rollout.engine_kwargs.vllm.anything, config.trainer.added) == (1, 2)
+for wrong in (
+    {"trainer.added": 2, "actor_rollout_ref.actor.strategie": "fsdp"},
+    {"actor_rollout_ref.rollout.gpu_memory_utilization": "much"},
+    {"model_engine": "deepspeed"},
+):
+    try:
+        compose(wrong)
+    except ConfigError as error:
+        print(error)
+print(sorted({"torch", "ray", "verl"} & set(sys.modules)))
+"""
+REFUSED = """
+from agl_runtime.errors import ConfigError
+from agl_runtime.trainer.backends.verl.compose import compose
+from agl_runtime.trainer.backends.verl.launch import validate
+
 try:
-    compose({"trainer.added": 2, "actor_rollout_ref.actor.strategie": "fsdp"})
+    validate(compose({"+actor_rollout_ref.actor.nosuch": 1, "actor_rollout_ref.rollout.name": "vllm"}))
 except ConfigError as error:
     print(error)
 """
@@ -65,9 +82,19 @@ def test_verl_accepts_every_recipe(accepted: dict[str, list[str]]):
     } == accepted
 
 
-def test_a_key_that_verl_does_not_know_is_refused_unless_it_is_added():
-    said = in_verl(UNKNOWN).splitlines()[-1]
-    assert said == (
-        "train.verl sets trainer.added, actor_rollout_ref.actor.strategie, which verl does not know. "
-        "Correct the name, or put a + before it to add it."
-    )
+def test_what_does_not_fit_verls_files_is_told_without_an_import_of_verl():
+    assert in_verl(WRONG).splitlines() == [
+        "train.verl sets trainer.added, which verl does not know, and actor_rollout_ref.actor.strategie, which verl "
+        "does not know (it knows strategy). Correct it, or put a + before a name to add it.",
+        "train.verl sets actor_rollout_ref.rollout.gpu_memory_utilization to 'much', where verl has the number 0.5. "
+        "Correct it, or put a + before a name to add it.",
+        "train.verl sets model_engine to 'deepspeed'. Use one of dp, megatron, torchtitan, veomni.",
+        "[]",
+    ]
+
+
+def test_what_verls_own_classes_refuse_is_an_error_of_configuration():
+    said = in_verl(REFUSED).splitlines()[-1]
+    assert said.startswith("verl refuses its settings: Error in call to target")
+    assert "got an unexpected keyword argument 'nosuch'" in said
+    assert said.endswith("Correct train.verl; `agl up --dry-run` lists all that verl is told.")

@@ -12,6 +12,7 @@ from agl_cli import checks, machine, verl
 from agl_cli.checks import Finding
 from agl_cli.main import app
 from agl_cli.project import open_project
+from agl_runtime.errors import ConfigError
 from fakes.projects import make_model_folder, make_project
 
 H200 = machine.Gpu("NVIDIA H200", 141 * 2**30)
@@ -171,3 +172,21 @@ def test_the_tool_parser_is_that_of_the_family(tmp_path: Path, machine_with: Cal
     assert find(root, verl.tool_parser).what == "hermes; for reasoning none"
     assert "tool parser" in checks.all_for(open_project(root))
     assert "tool parser" not in checks.all_for(open_project(root, ["train.backend=embedded"]))
+
+
+def test_settings_are_compared_with_verls_own_files_before_anything_starts(
+    tmp_path: Path, machine_with: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+):
+    machine_with(0)
+    root = make(tmp_path)
+    assert find(root, verl.settings).what == "not compared with verl's own files, which are not here"
+
+    def refuse(values: object) -> None:
+        raise ConfigError("train.verl sets x, which verl does not know.", "Correct it.")
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr(verl, "compose", refuse)
+    result = agl(root, "up", "--dry-run")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Error: train.verl sets x, which verl does not know.\n  Correct it." in result.stderr
+    assert (find(root, verl.settings).state, "verl settings" in checks.all_for(open_project(root))) == ("failed", True)

@@ -20,9 +20,9 @@ import torch
 
 from agl_runtime.client import GatewayClient
 from agl_runtime.config import Config, Project
-from agl_runtime.errors import AglError, PreconditionError, TrainerError
+from agl_runtime.errors import AglError, ConfigError, TrainerError
 from agl_runtime.trainer import diagnosis, state
-from agl_runtime.trainer.backends.verl.compose import compose
+from agl_runtime.trainer.backends.verl.compose import compose, missing
 from agl_runtime.trainer.backends.verl.families import read_family
 from agl_runtime.trainer.backends.verl.follow import Follower
 from agl_runtime.trainer.backends.verl.settings import Paths, overrides
@@ -94,23 +94,35 @@ async def train(start: Start, stop: asyncio.Event) -> Outcome:
 def drive(chosen: Mapping[str, Any]) -> None:
     """Compose verl's configuration and run its trainer to the end. Blocks."""
     warnings.filterwarnings("ignore", category=UserWarning, module="verl.workers.engine")
+    config = compose(chosen)
     try:
         import ray
         from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
-        from verl.trainer.ppo.utils import need_critic, need_reference_policy
-        from verl.utils.config import validate_config
     except ModuleNotFoundError as error:
-        raise PreconditionError(
-            f"The verl backend needs the package {error.name}, which is not installed here.",
-            "Run `make setup-verl`, or install agl with its extra: `pip install 'agl[verl]'`.",
-        ) from error
-    config = compose(chosen)
+        raise missing(str(error.name)) from error
     _local_ray(config)
-    validate_config(config, need_reference_policy(config), need_critic(config))
+    validate(config)
     try:
         run_ppo(config, TaskRunnerV1)
     finally:
         ray.shutdown()
+
+
+def validate(config: Any) -> None:
+    """What verl's workers would refuse once Ray runs, and then not for the last time. Raises ConfigError."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    try:
+        validate_config(config, need_reference_policy(config), need_critic(config))
+        omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    except (AssertionError, ValueError, TypeError, HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(
+            f"verl refuses its settings: {' '.join(str(error).split()).rstrip('.')}.",
+            "Correct train.verl; `agl up --dry-run` lists all that verl is told.",
+        ) from error
 
 
 def _local_ray(config: Any) -> None:
