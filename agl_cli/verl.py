@@ -50,7 +50,7 @@ def effective(project: Project) -> list[dict[str, Any]]:
     """One object for each key that verl is told: `setting` (verl's name), `value`, `origin` (what of agl decides it).
     Raises ConfigError."""
     return [
-        {"setting": f"verl: {key}", "value": value, "origin": decider(key, project.config.train.verl)}
+        {"setting": f"verl: {key}", "value": value, "origin": decider(key, value, project.config.train.verl)}
         for key, value in told(project).items()
     ]
 

@@ -58,7 +58,12 @@ MANAGED: Mapping[str, str] = {
     f"{ACTOR}.use_kl_loss": "train.kl_coef",
     "algorithm.rollout_correction.rollout_is": "train.tis_cap",
     "algorithm.rollout_correction.rollout_is_threshold": "train.tis_cap",
-    "data": "data.train, data.val and train.groups_per_step",
+    "data.train_files": "data.train",
+    "data.val_files": "data.val",
+    "data.train_batch_size": "train.groups_per_step",
+    "data.max_prompt_length": "train.max_prompt_tokens",
+    "data.max_response_length": "train.max_response_tokens",
+    "data.seed": "train.seed",
     "reward": "reward.function",
     "trainer.nnodes": "train.nodes",
     "trainer.n_gpus_per_node": "train.gpus",
@@ -74,7 +79,7 @@ MANAGED: Mapping[str, str] = {
     "trainer.v1.sync": "train.active_groups",
     "trainer.v1.colocate_async": "train.active_groups",
     "trainer.v1.separate_async": "train.active_groups",
-    "trainer.v1.sampler": "train.max_staleness",
+    "trainer.v1.sampler.max_off_policy_threshold": "train.max_staleness",
 }
 UNUSED = (
     f"{ROLLOUT}.name",
@@ -89,7 +94,9 @@ UNUSED = (
     "actor_rollout_ref.hybrid_engine",
     "algorithm.filter_groups",
     "critic",
+    "data",
     "distillation",
+    "reward.num_workers",
     "skip",
     "trainer.balance_batch",
     "trainer.checkpoint_callback_class",
@@ -98,6 +105,7 @@ UNUSED = (
     "trainer.resume_from_path",
     "trainer.resume_mode",
     "trainer.use_v1",
+    "trainer.v1.sampler",
     "trainer.val_only",
     "transfer_queue.enable",
 )
@@ -123,12 +131,12 @@ def passed_through(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def decider(key: str, settings: Mapping[str, Any]) -> str:
-    """What decides a key of verl: a setting of agl by its name, `train.verl` (`settings`), or agl itself."""
-    if key in {name.lstrip("+") for name in _flat(settings)}:
+def decider(key: str, value: Any, settings: Mapping[str, Any]) -> str:
+    """What decides that a key of verl has this value: a setting of agl by its name, `train.verl` (`settings`), or agl
+    itself."""
+    if (key, value) in ((name.lstrip("+"), said) for name, said in _flat(settings).items()):
         return "train.verl"
-    name = _touched(key, MANAGED)
-    return "agl" if name is None else MANAGED[name]
+    return MANAGED.get(_touched(key) or "", "agl")
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -141,12 +149,12 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _require_own(key: str, value: object) -> None:
-    said = f"train.verl sets {key}"
-    if (name := _touched(key, MANAGED)) is not None:
+    said, name = f"train.verl sets {key}", _touched(key)
+    if name in MANAGED:
         raise ConfigError(f"{said}, which agl manages.", f"Set {MANAGED[name]} instead.")
-    if _touched(key, UNUSED) is not None:
+    if name in UNUSED:
         raise ConfigError(f"{said}, which agl manages.", "Remove it: agl's own part does this.")
-    if (name := _touched(key, REFUSED)) is not None:
+    if name in REFUSED:
         raise ConfigError(f"{said}: {REFUSED[name]}.", "Remove it.")
     if key == LOSS_MODE and value not in EXACT_LOSSES:
         raise ConfigError(
@@ -155,8 +163,8 @@ def _require_own(key: str, value: object) -> None:
         )
 
 
-def _touched(key: str, names: Mapping[str, str] | tuple[str, ...]) -> str | None:
-    """The name that is `key`, or above or below it."""
-    return next(
-        (name for name in names if key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.")), None
-    )
+def _touched(key: str) -> str | None:
+    """The longest name that is `key` or above it, else the first below it."""
+    names = (*MANAGED, *UNUSED, *REFUSED)
+    above = [name for name in names if f"{key}.".startswith(f"{name}.")]
+    return max(above, key=len) if above else next((name for name in names if name.startswith(f"{key}.")), None)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agl_runtime.errors import ConfigError
-from agl_runtime.trainer.backends.verl.managed import passed_through
+from agl_runtime.trainer.backends.verl.managed import decider, passed_through
 
 
 def test_nested_and_dotted_names_are_one():
@@ -33,7 +33,8 @@ def test_a_plus_stays_in_front_wherever_it_stands():
         ({"+algorithm.adv_estimator": "grpo"}, r"sets algorithm\.adv_estimator, which agl manages"),
         ({"algorithm": "x"}, r"train\.verl sets algorithm, which agl manages\."),
         ({"actor_rollout_ref.actor.use_kl_loss": True}, r"which agl manages\. Set train\.kl_coef instead\."),
-        ({"data.max_prompt_length": 3}, r"Set data\.train, data\.val and train\.groups_per_step instead\."),
+        ({"data.max_prompt_length": 3}, r"Set train\.max_prompt_tokens instead\."),
+        ({"data.shuffle": True}, r"sets data\.shuffle, which agl manages\. Remove it: agl's own part does this\."),
         (
             {"actor_rollout_ref.actor.optim": None},
             r"train\.verl sets actor_rollout_ref\.actor\.optim, which agl manages\. Set train\.lr instead\.",
@@ -63,3 +64,26 @@ def test_what_agl_decides_is_refused_and_the_setting_named(settings: dict[str, A
 
 def test_what_only_begins_alike_is_not_refused():
     assert passed_through({"actor_rollout_ref.rollout.name_of_it": 1, "database": 2})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "origin"),
+    [
+        ("data.max_prompt_length", 8192, "train.max_prompt_tokens"),
+        ("data.max_response_length", 8192, "train.max_response_tokens"),
+        ("data.seed", 0, "train.seed"),
+        ("data.train_batch_size", 4, "train.groups_per_step"),
+        ("data.train_files", "train:setup.json", "data.train"),
+        ("data.shuffle", False, "agl"),
+        ("data.custom_cls.name", "TaskDataset", "agl"),
+        ("reward.num_workers", 1, "agl"),
+        ("trainer.v1.sampler.max_off_policy_threshold", 5, "train.max_staleness"),
+        ("trainer.v1.sampler.custom_sampler.name", "GroupSampler", "agl"),
+        ("algorithm.kl_ctrl.kl_coef", 0.0, "train.kl_coef"),
+        ("actor_rollout_ref.rollout.free_cache_engine", True, "train.verl"),
+        ("actor_rollout_ref.actor.fsdp_config.param_offload", False, "agl"),
+    ],
+)
+def test_what_decides_a_value_is_named(key: str, value: Any, origin: str):
+    said = {"+actor_rollout_ref": {"rollout.free_cache_engine": True, "actor.fsdp_config.param_offload": True}}
+    assert decider(key, value, said) == origin
