@@ -42,10 +42,8 @@ def up(
     for finding in findings:
         if finding.name in ANNOUNCED:
             diagnostics.note(f"{finding.name}: {finding.what}")
-    told = verl.effective(opened) if verl.is_chosen(opened) else []
-    if not (dry_run and as_json):
-        for row in told:
-            diagnostics.note(f"{row['setting']} = {output.compact(row['value'])}")
+    if verl.is_chosen(opened) and not (dry_run and as_json):
+        _note_verl(opened, whole=dry_run)
     if dry_run:
         _show_commands(opened, settings or (), as_json=as_json)
     elif detach:
@@ -55,6 +53,16 @@ def up(
         if outcome.summary:
             _show_summary(outcome.summary, as_json=as_json)
         raise typer.Exit(outcome.code)
+
+
+def _note_verl(project: Project, *, whole: bool) -> None:
+    """What verl is told: all of it, or what the user decided."""
+    rows = verl.effective(project)
+    shown = [row for row in rows if whole or row["chosen"]]
+    for row in shown:
+        diagnostics.note(f"{row['setting']} = {output.compact(row['value'])}")
+    if len(shown) < len(rows):
+        diagnostics.note(f"verl: {len(rows) - len(shown)} more follow from these; `agl up --dry-run` lists all")
 
 
 def _show_commands(project: Project, settings: Sequence[str], *, as_json: bool) -> None:

@@ -136,7 +136,7 @@ def decider(key: str, value: Any, settings: Mapping[str, Any]) -> str:
     itself."""
     if (key, value) in ((name.lstrip("+"), said) for name, said in _flat(settings).items()):
         return "train.verl"
-    return MANAGED.get(_touched(key) or "", "agl")
+    return MANAGED.get(_touched(key), "agl")
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -163,8 +163,8 @@ def _require_own(key: str, value: object) -> None:
         )
 
 
-def _touched(key: str) -> str | None:
-    """The longest name that is `key` or above it, else the first below it."""
+def _touched(key: str) -> str:
+    """The longest name that is `key` or above it, else the first below it, else an empty one."""
     names = (*MANAGED, *UNUSED, *REFUSED)
     above = [name for name in names if f"{key}.".startswith(f"{name}.")]
-    return max(above, key=len) if above else next((name for name in names if name.startswith(f"{key}.")), None)
+    return max(above, key=len) if above else next((name for name in names if name.startswith(f"{key}.")), "")
