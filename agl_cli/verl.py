@@ -55,6 +55,11 @@ def effective(project: Project) -> list[dict[str, Any]]:
     ]
 
 
+def is_users(project: Project, row: Mapping[str, Any]) -> bool:
+    """Whether the user decided this one of `effective`: in `train.verl`, or by a setting of agl that has a value."""
+    return row["origin"] == "train.verl" or any(word in project.origins for word in row["origin"].split())
+
+
 def told(project: Project) -> dict[str, Any]:
     """What verl is told, by its own names. Raises ConfigError."""
     return {key.lstrip("+"): value for key, value in _overrides(project).items()}

@@ -56,13 +56,13 @@ def up(
 
 
 def _note_verl(project: Project, *, whole: bool) -> None:
-    """What verl is told: all of it, or what the user decided."""
+    """What verl is told: the `whole` of it, or what the user decided."""
     rows = verl.effective(project)
-    shown = [row for row in rows if whole or row["chosen"]]
+    shown = [row for row in rows if whole or verl.is_users(project, row)]
     for row in shown:
         diagnostics.note(f"{row['setting']} = {output.compact(row['value'])}")
     if len(shown) < len(rows):
-        diagnostics.note(f"verl: {len(rows) - len(shown)} more follow from these; `agl up --dry-run` lists all")
+        diagnostics.note(f"verl: and {len(rows) - len(shown)} that you did not set; `agl up --dry-run` lists all")
 
 
 def _show_commands(project: Project, settings: Sequence[str], *, as_json: bool) -> None:

@@ -18,6 +18,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     run = VerlRun(tmp_path_factory.mktemp("run") / "calculator", {"steps": UPDATES, "active_groups": 8})
     run.up_until(KILLED_AFTER)
     assert run.up() == 0, run.said
+    assert "starting Ray and verl (about a minute)" in run.said
     return run
 
 

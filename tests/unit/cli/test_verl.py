@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from agl_cli import checks, machine, verl
+from agl_cli import checks, machine, training, verl
 from agl_cli.checks import Finding
 from agl_cli.main import app
 from agl_cli.project import open_project
@@ -75,6 +75,23 @@ def test_up_shows_what_verl_is_told_before_anything_starts(tmp_path: Path, machi
     found = json.loads(agl(root, "up", "--dry-run", "--json").stdout)
     assert found["verl"]["trainer.device"] == "cpu"
     assert found["verl"]["algorithm.adv_estimator"] == "rollout_grpo"
+
+
+def test_a_run_lists_only_what_the_user_decided(
+    tmp_path: Path, machine_with: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+):
+    async def ended(*_: object, **__: object) -> training.Outcome:
+        return training.Outcome(0, None)
+
+    machine_with(0)
+    monkeypatch.setattr(training, "run_parts", ended)
+    root = make(tmp_path, verl={"trainer.log_val_generations": 3})
+    lines = agl(root, "up", "--set", "train.lr=0.5").stderr.splitlines()
+    told = [line for line in lines if line.startswith("verl: ")]
+    assert "verl: trainer.log_val_generations = 3" in told
+    assert "verl: actor_rollout_ref.actor.optim.lr = 0.5" in told
+    assert not [line for line in told if "GatewayManager" in line or "weight_decay" in line]
+    assert told[-1].endswith(" that you did not set; `agl up --dry-run` lists all")
 
 
 def test_a_setting_of_verl_that_agl_manages_ends_up_at_once(tmp_path: Path, machine_with: Callable[..., None]):

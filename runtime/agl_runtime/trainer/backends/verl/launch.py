@@ -34,6 +34,7 @@ from agl_runtime.trainer.scoring import NO_SPREAD
 PLUGIN = "agl_runtime.trainer.backends.verl.plugin"
 MODULES = "VERL_USE_EXTERNAL_MODULES"
 FOLLOW_EVERY_S = 0.25
+STARTING = "starting Ray and verl (about a minute)"
 RAY_CPUS = 16
 """What Ray is told that there are, where verl computes on the CPU."""
 
@@ -69,6 +70,7 @@ async def train(start: Start, stop: asyncio.Event) -> Outcome:
     chosen = overrides(config, paths, read_family(paths.policy), on_cpu=on_cpu)
     os.environ |= _environment(config, figures, start.run_epoch, on_cpu)
     follower = Follower(setup, start.metrics, start.progress, figures)
+    start.progress.enter(STARTING)
     work = asyncio.create_task(asyncio.to_thread(drive, chosen))
     beside = [
         asyncio.create_task(start.progress.report(start.client, lambda: follower.announce(start.client))),
@@ -100,7 +102,7 @@ def drive(chosen: Mapping[str, Any]) -> None:
         from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
     except ModuleNotFoundError as error:
         raise missing(str(error.name)) from error
-    _local_ray(config)
+    local_ray(config)
     validate(config)
     try:
         run_ppo(config, TaskRunnerV1)
@@ -125,12 +127,13 @@ def validate(config: Any) -> None:
         ) from error
 
 
-def _local_ray(config: Any) -> None:
-    """Unless the user named a cluster, or several machines take part, Ray runs here, on loopback, and ends with us."""
+def local_ray(config: Any) -> None:
+    """Unless the user named a cluster, or several machines take part, Ray runs here, on loopback, and ends with us:
+    `local`, or it would join the Ray of another run on this machine."""
     ray_init = config.ray_kwargs.ray_init
-    if ray_init.get("address") or config.trainer.nnodes > 1:
+    if ray_init.get("address") or "RAY_ADDRESS" in os.environ or config.trainer.nnodes > 1:
         return
-    local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    local = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     if config.trainer.device == "cpu":  # cores are shared by what waits most of its time, and a rank is called a GPU
         local |= {"num_cpus": RAY_CPUS, "num_gpus": config.trainer.n_gpus_per_node}
     config.ray_kwargs.ray_init = {**local, **{key: value for key, value in ray_init.items() if value is not None}}
@@ -205,7 +208,7 @@ def outcome_of(error: BaseException | None, setup: Setup, follower: Follower) ->
         if isinstance(cause, AglError):
             raise cause
         last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        raise TrainerError(f"verl failed: {last}.", "See `agl logs trainer`.") from error
+        raise TrainerError(f"verl failed: {last.rstrip('.')}.", "See `agl logs trainer`.") from error
     if ending.kind == "failed":
         raise TrainerError(ending.what, ending.fix) from error
     reason = None
