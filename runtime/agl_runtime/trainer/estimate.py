@@ -40,15 +40,16 @@ def count_parameters(folder: Path) -> int:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"{folder} holds no safetensors file.", "Save the model with `save_pretrained`.")
-    return sum(math.prod(shape) for file in files for shape in _shapes(file))
+    return sum(size for file in files for _, size in tensors(file))
 
 
-def _shapes(file: Path) -> list[list[int]]:
-    """A safetensors file begins with the length of its header (8 bytes, little-endian), then the header in JSON."""
+def tensors(file: Path) -> list[tuple[str, int]]:
+    """Type ("F32", "BF16", ...) and number of elements of each tensor. A safetensors file begins with the length of its
+    header (8 bytes, little-endian), then the header in JSON. Raises ConfigError."""
     try:
         with file.open("rb") as handle:
             (length,) = struct.unpack("<Q", handle.read(8))
             header = json.loads(handle.read(min(length, LONGEST_HEADER_BYTES)))
-        return [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+        return [(entry["dtype"], math.prod(entry["shape"])) for name, entry in header.items() if name != "__metadata__"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise ConfigError(f"{file} is no safetensors file.", "Download or save the model again.") from error

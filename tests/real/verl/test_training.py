@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from fakes.verl_run import VerlRun
 
@@ -63,4 +64,6 @@ def test_the_last_checkpoint_exports_to_a_folder_that_loads(run: VerlRun, tmp_pa
     from transformers import AutoModelForCausalLM
 
     assert run.agl("export", str(tmp_path / "policy")) == 0, run.said
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "policy").num_parameters() > 100_000
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    assert loaded.num_parameters() > 100_000
+    assert loaded.dtype == torch.float32
