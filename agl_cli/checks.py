@@ -270,7 +270,7 @@ def packages(project: Project) -> str:
         return "not needed: model.endpoint serves the policy"
     missing = [name for name in EMBEDDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise PreconditionError(f"{', '.join(missing)} are not installed.", 'Run pip install "agl[embedded]".')
+        raise PreconditionError(f"Not installed: {', '.join(missing)}.", 'Run pip install "agl[embedded]".')
     return ", ".join(f"{name} {metadata.version(name)}" for name in EMBEDDED)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from agl_cli import machine
+from agl_cli import machine, output
 from agl_cli.findings import Doubt
 from agl_runtime.config import Project
 from agl_runtime.errors import PreconditionError
@@ -87,7 +87,7 @@ def packages(project: Project) -> str:
     pins = PINS | (ON_CPU if on_cpu(project) else ON_GPU)
     found = {name: _version(name) for name in pins}
     if missing := [name for name, version in found.items() if version is None]:
-        raise PreconditionError(f"{', '.join(missing)} are not installed.", INSTALL)
+        raise PreconditionError(f"Not installed: {', '.join(missing)}.", INSTALL)
     if (version := found["verl"]) != pins["verl"]:
         raise PreconditionError(f"verl {version} is installed; agl works with {pins['verl']}.", INSTALL)
     here = ", ".join(f"{name} {version}" for name, version in found.items())
@@ -106,13 +106,13 @@ def _version(name: str) -> str | None:
 
 def gpu(project: Project) -> str:
     train, found = project.config.train, machine.find_gpus()
+    if train.device == "cpu":
+        return "none is used: train.device is cpu, which is for trying out"
     if not found and train.device != "cuda":
         raise Doubt(
             "none: verl trains on the CPU, which is for trying out only.",
             "Set train.backend to embedded, or use a machine with an NVIDIA GPU.",
         )
-    if train.device == "cpu":
-        raise Doubt("train.device is cpu: verl trains on it, for trying out only.", "Set train.device to auto.")
     if len(found) < train.gpus:
         raise PreconditionError(
             f"train.gpus is {train.gpus}; this machine has {len(found)} that its driver names.",
@@ -129,13 +129,15 @@ def training(project: Project) -> str:
     values = told(project)
     parameters, train = count_parameters(trainer_checks.policy_folder(project)), project.config.train
     if on_cpu(project):
-        return f"{machine.amount(parameters)} parameters on {train.gpus} processes of this machine's CPU"
+        processes = f", in {train.gpus} processes" if train.gpus > 1 else ""
+        return f"{machine.amount(parameters)} parameters on this machine's CPU{processes}"
     gpus = machine.find_gpus()
     needs = gpu_bytes(parameters, train.gpus * train.nodes, values)
     has = min((item.memory_bytes for item in gpus), default=0)
+    where = output.counted(train.gpus * train.nodes, "GPU")
     what = (
-        f"{machine.amount(parameters)} parameters on {train.gpus * train.nodes} GPUs: weights, gradients and optimizer "
-        f"take about {machine.gib(needs)} of {machine.gib(has)} each, activations and key-value cache come on top"
+        f"{machine.amount(parameters)} parameters on {where}: weights, gradients and optimizer take about "
+        f"{machine.gib(needs)} of {machine.gib(has)} each, activations and key-value cache come on top"
     )
     if needs > has * 0.8:
         raise Doubt(

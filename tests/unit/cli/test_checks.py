@@ -255,7 +255,7 @@ def test_missing_packages_are_named_with_the_way_to_get_them(tmp_path: Path, mon
     monkeypatch.setattr(checks, "EMBEDDED", ("torch", "nosuchpackage"))
     result = agl("up", "--project", str(make_project(tmp_path / "project")))
     assert result.exit_code == 3
-    assert "nosuchpackage are not installed" in result.stderr
+    assert "Not installed: nosuchpackage." in result.stderr
     assert 'pip install "agl[embedded]"' in result.stderr
 
 

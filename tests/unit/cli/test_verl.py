@@ -106,7 +106,7 @@ def test_a_setting_of_verl_that_agl_manages_ends_up_at_once(tmp_path: Path, mach
     ("versions", "state", "what", "fix"),
     [
         ({}, "ok", "verl 0.9.1, ray 2.52.1, ", ""),
-        ({"vllm": None}, "failed", "vllm are not installed.", "Run `make setup-verl`"),
+        ({"vllm": None}, "failed", "Not installed: vllm.", "Run `make setup-verl`"),
         ({"verl": "0.8.0"}, "failed", "verl 0.8.0 is installed; agl works with 0.9.1.", "Run `make"),
         ({"ray": "2.60.0"}, "warning", "verl 0.9.1, ray 2.60.0, ", "If verl fails: Run `make"),
         ({"torch": "2.11.0+cu129"}, "ok", "verl 0.9.1, ", ""),
@@ -130,7 +130,9 @@ def test_without_a_gpu_no_vllm_is_needed_and_verl_is_for_trying_out(tmp_path: Pa
         "none: verl trains on the CPU, which is for trying out only.",
     )
     assert finding.fix == "Set train.backend to embedded, or use a machine with an NVIDIA GPU."
-    assert find(root, checks.training).what == "1 k parameters on 1 processes of this machine's CPU"
+    assert find(root, checks.training).what == "1 k parameters on this machine's CPU"
+    two = make(tmp_path, gpus=2)
+    assert find(two, checks.training).what == "1 k parameters on this machine's CPU, in 2 processes"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,8 @@ def test_without_a_gpu_no_vllm_is_needed_and_verl_is_for_trying_out(tmp_path: Pa
         (2, {"gpus": 4}, "2.13.0", "failed", "train.gpus is 4; this machine has 2 that its driver names."),
         (0, {"device": "cuda"}, "2.13.0", "failed", "train.gpus is 1; this machine has 0 that its driver names."),
         (1, {}, "2.13.0+cpu", "failed", "torch is built for the CPU, and there is a GPU."),
-        (1, {"device": "cpu"}, "2.13.0", "warning", "train.device is cpu: verl trains on it, for trying out only."),
+        (1, {"device": "cpu"}, "2.13.0", "ok", "none is used: train.device is cpu, which is for trying out"),
+        (0, {"device": "cpu"}, "2.13.0", "ok", "none is used: train.device is cpu, which is for trying out"),
         (4, {"gpus": 4}, "2.13.0", "ok", "4 x NVIDIA H200, 141.0 GiB each"),
         (8, {"gpus": 8, "nodes": 2}, "2.13.0", "ok", "8 x NVIDIA H200, 141.0 GiB each, here; Ray joins 2 such nodes"),
     ],
@@ -163,7 +166,7 @@ def test_a_model_that_hardly_fits_is_a_doubt(tmp_path: Path, machine_with: Calla
     root = make(tmp_path)
     make_model_folder(root / "model", (8_000, 1_000_000))
     finding = find(root, checks.training)
-    assert (finding.state, finding.what[:28]) == ("warning", "8 B parameters on 1 GPUs: we")
+    assert (finding.state, finding.what[:28]) == ("warning", "8 B parameters on 1 GPU: wei")
     assert "optimizer_offload" in finding.fix
     offloading = {"actor_rollout_ref.actor.fsdp_config": {"param_offload": True, "optimizer_offload": True}}
     machine_with(4)
