@@ -33,6 +33,7 @@ PINS = {
 ON_CPU = {"torch": "2.13.0"}
 ON_GPU = {"torch": "2.11.0", "vllm": "0.24.0"}  # this vLLM asks for this torch
 INSTALL = "Run `make setup-verl` in a clone of agl, or install the versions that docs/verl.md names."
+CONSOLE = "console"
 OFFLOADS = ("param_offload", "optimizer_offload")
 ENGINE_SECTIONS = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.megatron")
 
@@ -95,6 +96,23 @@ def packages(project: Project) -> str:
     if others:
         raise Doubt(f"{here}; agl was tried with {', '.join(others)}.", f"If verl fails: {INSTALL}")
     return here
+
+
+def trackers(project: Project) -> str:
+    """The packages of `train.trackers` are here. None is imported."""
+    chosen = project.config.train.trackers
+    if missing := [name for name in chosen if name != CONSOLE and not _is_installed(name)]:
+        raise PreconditionError(
+            f"train.trackers names {', '.join(missing)}, not installed here.",
+            f"Run pip install {' '.join(missing)}, or change train.trackers.",
+        )
+    return ", ".join(chosen) or "none besides metrics.jsonl"
+
+
+def _is_installed(package: str) -> bool:
+    """A mere folder of that name, as trackers leave behind, is found too, but has no file to import."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def _version(name: str) -> str | None:
@@ -172,4 +190,4 @@ def tool_parser(project: Project) -> str:
     )
 
 
-CHECKS = {"verl": packages, "verl settings": settings, "tool parser": tool_parser}
+CHECKS = {"verl": packages, "verl settings": settings, "trackers": trackers, "tool parser": tool_parser}

@@ -11,6 +11,7 @@ Its files in the project's state folder:
     rollouts/<id>/<attempt>/   workspace, HOME, output of one attempt
     checkpoints/<version>/     the policy in Hugging Face layout, and the trainer's state
     metrics.jsonl summary.json what training measured
+    verl/<run>/ trackers/      of the verl backend: its own files, and what trackers keep
 """
 
 from __future__ import annotations

@@ -24,15 +24,19 @@ from fakes.verl import verl_python
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "calculator"
 PATIENCE_S = 900.0
+UPDATES, KILLED_AFTER = 10, 4
+"""Of the run that several modules of tests look at."""
 
 
 class VerlRun:
     """A copy of the example in `root`. `train` is merged into its section of agl.yaml; so many tasks are validated.
-    `reward` is the reward function, the example's own if not said. `env` is the environment of its commands."""
+    `reward` is the reward function, the example's own if not said. `env` is the environment of its commands; `killed`
+    the command line and the environment of each process that `up_until` killed."""
 
     def __init__(self, root: Path, train: Mapping[str, Any], validated: int = 64, reward: str | None = None) -> None:
         self.root = root
-        self._said = root.with_name(f"{root.name}-said")
+        self._said: list[Path] = []
+        self.killed: list[tuple[str, dict[str, str]]] = []
         self._python = verl_python()
         metadata = (
             root.with_name(f"{root.name}-installed") / "agl-0.dist-info" / "METADATA"
@@ -58,7 +62,11 @@ class VerlRun:
         """Kill all that `agl up` started, at once, as soon as the metrics have that step."""
         child = self._up_while(lambda: len(self.steps()) < step)
         supervisor = psutil.Process(child.pid)
-        for process in [supervisor, *supervisor.children(recursive=True)]:
+        processes = [supervisor, *supervisor.children(recursive=True)]
+        for process in processes:
+            with contextlib.suppress(psutil.Error):  # an agent may just have ended, or be none that can be read
+                self.killed.append((" ".join(process.cmdline()), process.environ()))
+        for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):  # it ends with the one before
                 process.kill()
         child.wait()
@@ -79,7 +87,7 @@ class VerlRun:
     @property
     def said(self) -> str:
         """By the last command."""
-        return self._said.read_text(errors="replace")
+        return self._said[-1].read_text(errors="replace")
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -116,9 +124,11 @@ class VerlRun:
         return child
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        with self._said.open("wb") as said:
+        self._said.append(self.root.with_name(f"{self.root.name}-said-{len(self._said)}"))
+        with self._said[-1].open("wb") as said:
             return subprocess.Popen(
                 [self._python, "-m", "agl_cli.main", *arguments, "--project", str(self.root)],
+                cwd=self.root,
                 env=self.env,
                 stdout=said,
                 stderr=subprocess.STDOUT,

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
-from fakes.verl_run import VerlRun
-
-UPDATES = 10
-KILLED_AFTER = 4
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """Asynchronous; everything that `agl up` started was killed in the middle, and `agl up` ran again."""
-    run = VerlRun(tmp_path_factory.mktemp("run") / "calculator", {"steps": UPDATES, "active_groups": 8})
-    run.up_until(KILLED_AFTER)
-    assert run.up() == 0, run.said
-    assert "starting Ray and verl (about a minute)" in run.said
-    return run
+from fakes.verl_run import KILLED_AFTER, UPDATES, VerlRun
 
 
 def test_the_reward_rises_from_a_quarter_to_over_sixty_percent(run: VerlRun) -> None:

@@ -210,3 +210,24 @@ def test_settings_are_compared_with_verls_own_files_before_anything_starts(
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Error: train.verl sets x, which verl does not know.\n  Correct it." in result.stderr
     assert (find(root, verl.settings).state, "verl settings" in checks.all_for(open_project(root))) == ("failed", True)
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder from which Python imports."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def test_a_tracker_without_its_package_is_told_before_anything_starts(tmp_path: Path, packages: Path):
+    (packages / "mlflow.py").write_text("raise AssertionError('a check imports no tracker')")
+    (packages / "swanlab").mkdir()  # a folder that holds runs, and no package
+    root = make(tmp_path, trackers=["console", "mlflow"])
+    assert find(root, verl.trackers).what == "console, mlflow"
+    finding = find(make(tmp_path, trackers=["console", "swanlab", "clearml", "mlflow"]), verl.trackers)
+    assert (finding.state, finding.what) == ("failed", "train.trackers names swanlab, clearml, not installed here.")
+    assert finding.fix == "Run pip install swanlab clearml, or change train.trackers."
+    assert checks.all_for(open_project(root))["trackers"] is verl.trackers
+    assert checks.training_for(open_project(root))["trackers"] is verl.trackers

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,6 +37,17 @@ FOLLOW_EVERY_S = 0.25
 STARTING = "starting Ray and verl (about a minute)"
 RAY_CPUS = 16
 """What Ray is told that there are, where verl computes on the CPU."""
+TRACKERS = "trackers"
+TRACKER_PLACES = {
+    "tensorboard": {"TENSORBOARD_DIR": "{folder}/{run}"},
+    "wandb": {"WANDB_DIR": "{folder}"},
+    "mlflow": {
+        "MLFLOW_TRACKING_URI": "sqlite:///{folder}/mlflow.db",
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": "{folder}/artifacts",  # a database has no other say; else the working folder
+    },
+    "swanlab": {"SWANLAB_LOG_DIR": "{folder}"},
+}
+"""The variables that say where a tracker writes, and agl's values. The other trackers keep to the user's home."""
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +80,7 @@ async def train(start: Start, stop: asyncio.Event) -> Outcome:
     )
     chosen = overrides(config, paths, read_family(paths.policy), on_cpu=on_cpu)
     os.environ |= _environment(config, figures, start.run_epoch, on_cpu)
+    os.environ |= place_trackers(config.train.trackers, start.project.state_dir, start.run.run_id)
     follower = Follower(setup, start.metrics, start.progress, figures)
     start.progress.enter(STARTING)
     work = asyncio.create_task(asyncio.to_thread(drive, chosen))
@@ -163,6 +175,18 @@ def _environment(config: Config, figures: Path, run_epoch: int, on_cpu: bool) ->
         SERVER_KEY: secrets.token_urlsafe(32),
         **({"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": str(config.train.threads)} if on_cpu else {}),
     }
+
+
+def place_trackers(trackers: Sequence[str], state_dir: Path, run_id: str) -> dict[str, str]:
+    """Variables for those of which the user's shell says nothing; their folders are made, as some want them."""
+    chosen: dict[str, str] = {}
+    for name in trackers:
+        places = TRACKER_PLACES.get(name, {})
+        if places and not any(map(os.environ.get, places)):
+            folder = state_dir / TRACKERS / name
+            folder.mkdir(parents=True, exist_ok=True)
+            chosen |= {variable: place.format(folder=folder, run=run_id) for variable, place in places.items()}
+    return chosen
 
 
 def _verl_folder(newest: state.Checkpoint | None) -> Path | None:

@@ -7,6 +7,7 @@ Everything else is the user's. A leading `+` adds a key that verl's files do not
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -116,6 +117,8 @@ REFUSED: Mapping[str, str] = {
     "ray_kwargs.ray_init.runtime_env.env_vars": "it would stand in logs and trackers; your shell's variables reach Ray",
     f"{ACTOR}.shuffle": "mini-batches would no longer weigh rollouts equally",
 }
+_SECRET = re.compile(r"(api_key|hf_token|password|secret)$")
+_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 # Linear in the advantage token by token and added up by `loss_agg_mode`, so that the weights folded into the
 # advantages come out as weights of the loss. verl's other losses average by themselves or look across the batch.
@@ -156,6 +159,11 @@ def _require_own(key: str, value: object) -> None:
         raise ConfigError(f"{said}, which agl manages.", "Remove it: agl's own part does this.")
     if name in REFUSED:
         raise ConfigError(f"{said}: {REFUSED[name]}.", "Remove it.")
+    if _SECRET.search(key) or _PASSWORD.search(str(value)):
+        raise ConfigError(
+            f"{said} to a secret, which would stand in logs and trackers.",
+            "Leave it out, and export what the program that wants it reads, such as HTTPS_PROXY or HF_TOKEN.",
+        )
     if key == LOSS_MODE and value not in EXACT_LOSSES:
         raise ConfigError(
             f"{said} to {value}, whose average train.normalization could not decide.",

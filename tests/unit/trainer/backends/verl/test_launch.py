@@ -10,7 +10,7 @@ from agl_runtime.config import load_project
 from agl_runtime.errors import AglError, ConfigError, GatewayError, PreconditionError, TrainerError
 from agl_runtime.schemas import PolicyVersion
 from agl_runtime.trainer.backends.verl.follow import Follower
-from agl_runtime.trainer.backends.verl.launch import local_ray, outcome_of
+from agl_runtime.trainer.backends.verl.launch import local_ray, outcome_of, place_trackers
 from agl_runtime.trainer.backends.verl.records import GroupRecord
 from agl_runtime.trainer.backends.verl.setup import Ending, Setup
 from agl_runtime.trainer.metrics import MetricsLog, Outcome
@@ -115,3 +115,25 @@ def test_a_ray_that_the_user_named_is_joined_as_it_is(monkeypatch: pytest.Monkey
     assert ray_of("cuda", nodes=2) == {"num_cpus": None}
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert ray_of("cuda") == {"num_cpus": None}
+
+
+def test_trackers_write_below_agls_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("TENSORBOARD_DIR", "WANDB_DIR", "MLFLOW_TRACKING_URI", "SWANLAB_LOG_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    told = place_trackers(["console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"], tmp_path, "r1")
+    trackers = tmp_path / "trackers"
+    assert told == {
+        "TENSORBOARD_DIR": f"{trackers}/tensorboard/r1",
+        "WANDB_DIR": f"{trackers}/wandb",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{trackers}/mlflow/mlflow.db",
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": f"{trackers}/mlflow/artifacts",
+        "SWANLAB_LOG_DIR": f"{trackers}/swanlab",
+    }
+    assert {path.name for path in trackers.iterdir()} == {"tensorboard", "wandb", "mlflow", "swanlab"}
+
+
+def test_a_tracker_that_the_users_shell_places_is_left_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
+    monkeypatch.setenv("WANDB_DIR", "")
+    assert place_trackers(["mlflow", "wandb"], tmp_path, "r1") == {"WANDB_DIR": f"{tmp_path}/trackers/wandb"}
+    assert not (tmp_path / "trackers" / "mlflow").exists()

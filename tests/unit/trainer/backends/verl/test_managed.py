@@ -52,6 +52,14 @@ def test_a_plus_stays_in_front_wherever_it_stands():
             r"env_vars\.WANDB_API_KEY: it would stand in logs and trackers; your shell's variables reach Ray\. Remove",
         ),
         (
+            {"+trainer.wandb_proxy": "http://me:s3cret@proxy:80"},
+            r"^train\.verl sets trainer\.wandb_proxy to a secret, which would stand in logs and trackers\. Leave ",
+        ),
+        (
+            {"actor_rollout_ref.rollout.engine_kwargs.vllm.hf_token": "s3cret"},
+            r"^train\.verl sets \S+\.hf_token to a secret, which [^3]+ such as HTTPS_PROXY or HF_TOKEN\.$",
+        ),
+        (
             {"actor_rollout_ref.actor.policy_loss.loss_mode": "sapo"},
             r"loss_mode to sapo, whose average train\.normalization could not decide\. Use one of vanilla,",
         ),
@@ -64,6 +72,7 @@ def test_what_agl_decides_is_refused_and_the_setting_named(settings: dict[str, A
 
 def test_what_only_begins_alike_is_not_refused():
     assert passed_through({"actor_rollout_ref.rollout.name_of_it": 1, "database": 2})
+    assert passed_through({"+trainer.wandb_proxy": "http://proxy:80"})
 
 
 @pytest.mark.parametrize(
