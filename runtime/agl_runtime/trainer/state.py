@@ -155,9 +155,9 @@ def placing(folder: Path) -> Iterator[Path]:
         yield partial
         for path in [*partial.rglob("*"), partial]:
             if not path.is_symlink():
-                _flush(path)
+                flush(path)
         partial.rename(folder)
-        _flush(folder.parent)
+        flush(folder.parent)
     except WRITE_ERRORS as error:
         free_mib = shutil.disk_usage(folder.parent).free / 2**20  # torch says nothing of a full disk
         shutil.rmtree(partial, ignore_errors=True)
@@ -167,7 +167,8 @@ def placing(folder: Path) -> Iterator[Path]:
         ) from error
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """A file or a folder is on the disk when this returns."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -19,7 +19,8 @@ from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from agl_runtime.trainer import state
 from agl_runtime.trainer.backends.verl.follow import batch_line
 from agl_runtime.trainer.backends.verl.records import GroupRecord
-from agl_runtime.trainer.backends.verl.setup import VERL_LINK, Setup
+from agl_runtime.trainer.backends.verl.resume import VERL_LINK, link_verl
+from agl_runtime.trainer.backends.verl.setup import Setup
 from agl_runtime.trainer.metrics import Line, Times, untold
 
 
@@ -52,7 +53,7 @@ class CheckpointCommit(CheckpointCallback):  # type: ignore[misc]  # verl ships 
         )
         folder = state.checkpoint_folder(project.state_dir, version)
         with state.placing(folder) as partial:
-            (partial / VERL_LINK).symlink_to(Path(checkpoint_dir).resolve())
+            link_verl(partial, Path(checkpoint_dir))
             for file in sorted((Path(checkpoint_dir) / "actor" / "huggingface").glob("*")):
                 _link(file, partial / file.name)
             (partial / state.STATE_FILE).write_text(saved.model_dump_json(), encoding="utf-8")

@@ -22,11 +22,13 @@ from agl_runtime.client import GatewayClient
 from agl_runtime.config import Config, Project
 from agl_runtime.errors import AglError, ConfigError, TrainerError
 from agl_runtime.trainer import diagnosis, state
+from agl_runtime.trainer.backends.verl import before
 from agl_runtime.trainer.backends.verl.compose import compose, missing
 from agl_runtime.trainer.backends.verl.families import read_family
 from agl_runtime.trainer.backends.verl.follow import Follower
+from agl_runtime.trainer.backends.verl.resume import verl_folder
 from agl_runtime.trainer.backends.verl.settings import Paths, overrides
-from agl_runtime.trainer.backends.verl.setup import RUN_EPOCH, SERVER_KEY, VERL_LINK, Ending, Setup
+from agl_runtime.trainer.backends.verl.setup import RUN_EPOCH, SERVER_KEY, Ending, Setup
 from agl_runtime.trainer.metrics import MetricsLog, Outcome
 from agl_runtime.trainer.progress import Progress
 from agl_runtime.trainer.scoring import NO_SPREAD
@@ -74,7 +76,7 @@ async def train(start: Start, stop: asyncio.Event) -> Outcome:
     on_cpu = config.train.device == "cpu" or not torch.cuda.is_available()
     paths = replace(
         Paths.of(start.project, start.run.run_id),
-        resume_from=_verl_folder(start.newest),
+        resume_from=verl_folder(start.newest, config.train.gpus * config.train.nodes),
         step=setup.step,
         validated=start.metrics.validated(),
     )
@@ -114,7 +116,9 @@ def drive(chosen: Mapping[str, Any]) -> None:
         from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
     except ModuleNotFoundError as error:
         raise missing(str(error.name)) from error
+    before.require_model(config.actor_rollout_ref.model)
     local_ray(config)
+    before.require_answer(config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS", ""))
     validate(config)
     try:
         run_ppo(config, TaskRunnerV1)
@@ -143,7 +147,7 @@ def local_ray(config: Any) -> None:
     """Unless the user named a cluster, or several machines take part, Ray runs here, on loopback, and ends with us:
     `local`, or it would join the Ray of another run on this machine."""
     ray_init = config.ray_kwargs.ray_init
-    if ray_init.get("address") or "RAY_ADDRESS" in os.environ or config.trainer.nnodes > 1:
+    if ray_init.get("address") or os.environ.get("RAY_ADDRESS") or config.trainer.nnodes > 1:
         return
     local = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     if config.trainer.device == "cpu":  # cores are shared by what waits most of its time, and a rank is called a GPU
@@ -187,19 +191,6 @@ def place_trackers(trackers: Sequence[str], state_dir: Path, run_id: str) -> dic
             folder.mkdir(parents=True, exist_ok=True)
             chosen |= {variable: place.format(folder=folder, run=run_id) for variable, place in places.items()}
     return chosen
-
-
-def _verl_folder(newest: state.Checkpoint | None) -> Path | None:
-    """Raises TrainerError for a checkpoint of another backend."""
-    if newest is None:
-        return None
-    link = newest.folder / VERL_LINK
-    if not link.exists():
-        raise TrainerError(
-            f"The checkpoint {newest.folder} was not written by verl.",
-            "Set train.backend back, or move the folder .agl aside to begin a new run.",
-        )
-    return link.resolve()
 
 
 async def _follow(follower: Follower) -> NoReturn:

@@ -9,11 +9,12 @@ process that must end the run says why in the file `end` of its run epoch; the s
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from pydantic import BaseModel
 
@@ -27,11 +28,11 @@ FOLDER = "verl"
 SETUP_FILE = "setup.json"
 EVENTS_FILE = "events.jsonl"
 CHECKPOINTS = "checkpoints"
-VERL_LINK = "verl"
-"""In a checkpoint: the link to the folder that verl wrote."""
 SERVER_KEY = "AGL_VERL_SERVER_KEY"
 RUN_EPOCH = "AGL_VERL_RUN_EPOCH"
 """Environment variables for agl's own rollout server: the key that it wants, and the epoch of its policy versions."""
+
+log = logging.getLogger(__name__)
 
 
 def run_folder(project: Project, run_id: str) -> Path:
@@ -97,8 +98,8 @@ class Setup(BaseModel):
         return GatewayClient(gateway_url(state_dir), admin_key(state_dir))
 
     def tell(self, kind: str, **data: Any) -> None:
-        """Append one event."""
-        line = json.dumps({"kind": kind, "epoch": self.run_epoch, **data}) + "\n"
+        """Append one event. It begins a line of its own, also after one that a full disk cut off."""
+        line = "\n" + json.dumps({"kind": kind, "epoch": self.run_epoch, **data}) + "\n"
         with (self.folder / EVENTS_FILE).open("a", encoding="utf-8") as handle:
             handle.write(line)
 
@@ -129,7 +130,8 @@ class Setup(BaseModel):
 
 
 class Lines:
-    """Reads a file of JSON lines while it grows; a line that is still being written waits."""
+    """Reads a file of JSON lines while it grows; a line that is still being written waits, and one that was cut off is
+    left out: whoever wrote it has failed."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -145,4 +147,13 @@ class Lines:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                yield json.loads(line)
+                if line.strip() and (found := _whole(line)) is not None:
+                    yield found
+
+
+def _whole(line: bytes) -> Mapping[str, Any] | None:
+    try:
+        return cast(Mapping[str, Any], json.loads(line))
+    except ValueError:
+        log.warning("an event was cut off: %r", line[:80])
+        return None

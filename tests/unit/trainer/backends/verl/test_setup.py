@@ -49,6 +49,14 @@ def test_events_are_read_once_and_only_when_whole(setup: Setup) -> None:
     assert [event["kind"] for event in lines.fresh()] == ["batch"]
 
 
+def test_an_event_that_a_full_disk_cut_off_takes_no_other_with_it(setup: Setup) -> None:
+    setup.tell("held")
+    with (setup.folder / "events.jsonl").open("a") as handle:
+        handle.write('{"kind": "bat')
+    setup.tell("saved", step=6)
+    assert [event["kind"] for event in setup.events().fresh()] == ["held", "saved"]
+
+
 def test_the_first_reason_to_end_counts(setup: Setup) -> None:
     assert setup.ending() is None
     setup.ask_to_end(Ending(kind="stopped"))
