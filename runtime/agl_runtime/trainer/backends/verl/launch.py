@@ -22,7 +22,7 @@ from agl_runtime.client import GatewayClient
 from agl_runtime.config import Config, Project
 from agl_runtime.errors import AglError, ConfigError, TrainerError
 from agl_runtime.trainer import diagnosis, state
-from agl_runtime.trainer.backends.verl import before
+from agl_runtime.trainer.backends.verl import before, cluster
 from agl_runtime.trainer.backends.verl.compose import compose, missing
 from agl_runtime.trainer.backends.verl.families import read_family
 from agl_runtime.trainer.backends.verl.follow import Follower
@@ -37,8 +37,6 @@ PLUGIN = "agl_runtime.trainer.backends.verl.plugin"
 MODULES = "VERL_USE_EXTERNAL_MODULES"
 FOLLOW_EVERY_S = 0.25
 STARTING = "starting Ray and verl (about a minute)"
-RAY_CPUS = 16
-"""What Ray is told that there are, where verl computes on the CPU."""
 TRACKERS = "trackers"
 TRACKER_PLACES = {
     "tensorboard": {"TENSORBOARD_DIR": "{folder}/{run}"},
@@ -81,11 +79,12 @@ async def train(start: Start, stop: asyncio.Event) -> Outcome:
         validated=start.metrics.validated(),
     )
     chosen = overrides(config, paths, read_family(paths.policy), on_cpu=on_cpu)
-    os.environ |= _environment(config, figures, start.run_epoch, on_cpu)
-    os.environ |= place_trackers(config.train.trackers, start.project.state_dir, start.run.run_id)
+    environment = _environment(config, figures, start.run_epoch, on_cpu)
+    environment |= place_trackers(config.train.trackers, start.project.state_dir, start.run.run_id)
+    os.environ |= environment
     follower = Follower(setup, start.metrics, start.progress, figures)
     start.progress.enter(STARTING)
-    work = asyncio.create_task(asyncio.to_thread(drive, chosen))
+    work = asyncio.create_task(asyncio.to_thread(drive, chosen, environment))
     beside = [
         asyncio.create_task(start.progress.report(start.client, lambda: follower.announce(start.client))),
         asyncio.create_task(_follow(follower)),
@@ -107,8 +106,8 @@ async def train(start: Start, stop: asyncio.Event) -> Outcome:
         await start.client.resume()
 
 
-def drive(chosen: Mapping[str, Any]) -> None:
-    """Compose verl's configuration and run its trainer to the end. Blocks."""
+def drive(chosen: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """Compose verl's configuration and run its trainer to the end. Blocks. `environment` is ours already."""
     warnings.filterwarnings("ignore", category=UserWarning, module="verl.workers.engine")
     config = compose(chosen)
     try:
@@ -117,11 +116,9 @@ def drive(chosen: Mapping[str, Any]) -> None:
     except ModuleNotFoundError as error:
         raise missing(str(error.name)) from error
     before.require_model(config.actor_rollout_ref.model)
-    local_ray(config)
-    before.require_answer(config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS", ""))
     validate(config)
     try:
-        run_ppo(config, TaskRunnerV1)
+        run_ppo(config, cluster.begin(config, environment, TaskRunnerV1))
     finally:
         ray.shutdown()
 
@@ -143,18 +140,6 @@ def validate(config: Any) -> None:
         ) from error
 
 
-def local_ray(config: Any) -> None:
-    """Unless the user named a cluster, or several machines take part, Ray runs here, on loopback, and ends with us:
-    `local`, or it would join the Ray of another run on this machine."""
-    ray_init = config.ray_kwargs.ray_init
-    if ray_init.get("address") or os.environ.get("RAY_ADDRESS") or config.trainer.nnodes > 1:
-        return
-    local = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    if config.trainer.device == "cpu":  # cores are shared by what waits most of its time, and a rank is called a GPU
-        local |= {"num_cpus": RAY_CPUS, "num_gpus": config.trainer.n_gpus_per_node}
-    config.ray_kwargs.ray_init = {**local, **{key: value for key, value in ray_init.items() if value is not None}}
-
-
 def _setup(start: Start) -> Setup:
     saved = start.newest.saved if start.newest else None
     return Setup(
@@ -167,7 +152,7 @@ def _setup(start: Start) -> Setup:
 
 
 def _environment(config: Config, figures: Path, run_epoch: int, on_cpu: bool) -> dict[str, str]:
-    """For this process and, through Ray, for all of verl's. Modules that the user has verl load come after agl's."""
+    """For this process and all of verl's (`cluster`). Modules that the user has verl load come after agl's."""
     return {
         MODULES: ",".join(filter(None, (PLUGIN, os.environ.get(MODULES)))),
         "VERL_FILE_LOGGER_PATH": str(figures),

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -10,7 +8,7 @@ from agl_runtime.config import load_project
 from agl_runtime.errors import AglError, ConfigError, GatewayError, PreconditionError, TrainerError
 from agl_runtime.schemas import PolicyVersion
 from agl_runtime.trainer.backends.verl.follow import Follower
-from agl_runtime.trainer.backends.verl.launch import local_ray, outcome_of, place_trackers
+from agl_runtime.trainer.backends.verl.launch import outcome_of, place_trackers
 from agl_runtime.trainer.backends.verl.records import GroupRecord
 from agl_runtime.trainer.backends.verl.setup import Ending, Setup
 from agl_runtime.trainer.metrics import MetricsLog, Outcome
@@ -94,27 +92,6 @@ def test_an_error_of_agls_own_stays_what_it_is(setup: Setup, error: Exception) -
 def test_an_error_of_verls_is_told_by_its_last_line(setup: Setup) -> None:
     with pytest.raises(TrainerError, match=r"verl failed: ValueError: no such thing\. See `agl logs trainer`"):
         ended(setup, RemoteError(ValueError("no such thing.")))
-
-
-def ray_of(device: str, nodes: int = 1, **said: Any) -> dict[str, Any]:
-    trainer = SimpleNamespace(nnodes=nodes, device=device, n_gpus_per_node=2)
-    config = SimpleNamespace(trainer=trainer, ray_kwargs=SimpleNamespace(ray_init={"num_cpus": None, **said}))
-    local_ray(config)
-    return config.ray_kwargs.ray_init
-
-
-def test_a_run_has_a_ray_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    local = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    assert ray_of("cuda") == local
-    assert ray_of("cpu", include_dashboard=True) == {**local, "include_dashboard": True, "num_cpus": 16, "num_gpus": 2}
-
-
-def test_a_ray_that_the_user_named_is_joined_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ray_of("cuda", address="10.0.0.1:6379") == {"num_cpus": None, "address": "10.0.0.1:6379"}
-    assert ray_of("cuda", nodes=2) == {"num_cpus": None}
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert ray_of("cuda") == {"num_cpus": None}
 
 
 def test_trackers_write_below_agls_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
