@@ -32,6 +32,8 @@ PINS = {
 }
 ON_CPU = {"torch": "2.13.0"}
 ON_GPU = {"torch": "2.11.0", "vllm": "0.24.0"}  # this vLLM asks for this torch
+# verl asks whether the kernel takes the ends of samples; transformers' own, in its place, takes and ignores them.
+LINEAR, STATEFUL = ("flash-linear-attention", "0.5.2"), "qwen3_5"
 INSTALL = "Run `make setup-verl` in a clone of agl, or install the versions that docs/verl.md names."
 CONSOLE = "console"
 OFFLOADS = ("param_offload", "optimizer_offload")
@@ -89,6 +91,12 @@ def packages(project: Project) -> str:
     found = {name: _version(name) for name in pins}
     if missing := [name for name, version in found.items() if version is None]:
         raise PreconditionError(f"Not installed: {', '.join(missing)}.", INSTALL)
+    if not on_cpu(project) and _family(project).model_type.startswith(STATEFUL) and not _version(LINEAR[0]):
+        raise PreconditionError(
+            f"{LINEAR[0]} is not installed: without it verl lets a Qwen3.5 model's state flow from one packed sample "
+            "into the next.",
+            f"Run pip install {'=='.join(LINEAR)}.",
+        )
     if (version := found["verl"]) != pins["verl"]:
         raise PreconditionError(f"verl {version} is installed; agl works with {pins['verl']}.", INSTALL)
     here = ", ".join(f"{name} {version}" for name, version in found.items())

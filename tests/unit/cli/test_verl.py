@@ -120,6 +120,21 @@ def test_the_stack_is_compared_with_the_pins(
     assert (finding.state, finding.what[: len(what)], finding.fix[: len(fix)]) == (state, what, fix)
 
 
+def test_a_model_with_linear_attention_needs_the_kernel_that_keeps_samples_apart(
+    tmp_path: Path, machine_with: Callable[..., None]
+):
+    root = make(tmp_path)
+    (root / "model" / "config.json").write_text('{"model_type": "qwen3_5_moe"}', encoding="utf-8")
+    machine_with(1)
+    finding = find(root, verl.packages)
+    assert (finding.state, finding.fix) == ("failed", "Run pip install flash-linear-attention==0.5.2.")
+    assert "flash-linear-attention is not installed: without it verl lets a Qwen3.5" in finding.what
+    machine_with(1, **{"flash-linear-attention": "0.5.2"})
+    assert find(root, verl.packages).state == "ok"
+    machine_with(0)
+    assert find(root, verl.packages).state == "ok"
+
+
 def test_without_a_gpu_no_vllm_is_needed_and_verl_is_for_trying_out(tmp_path: Path, machine_with: Callable[..., None]):
     machine_with(0)
     root = make(tmp_path)

@@ -43,7 +43,9 @@ def test_every_folder_with_a_recipe_is_tested_and_complete():
     found = {file.parent.name for file in recipes.FOLDER.glob("*/agl.yaml")}
     assert found == {folder for folder, _ in recipes.SIZES.values()}
     for name in found:
-        assert (recipes.FOLDER / name / "README.md").is_file()
+        assert "agl export" in (recipes.FOLDER / name / "README.md").read_text(encoding="utf-8")
+        ignored = (recipes.FOLDER / name / ".gitignore").read_text(encoding="utf-8").split()
+        assert {".agl/", "models/", "*.jsonl"} <= set(ignored)  # also of a copy of the folder
         assert f"`{name}`" in (recipes.FOLDER / "README.md").read_text(encoding="utf-8")
 
 
