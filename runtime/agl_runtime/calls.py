@@ -171,10 +171,11 @@ def unpack(packed: Sequence[PackedCall]) -> list[Call]:
     return calls
 
 
-def new_routing(routed: Experts | None, prompt: Delta) -> Routing | None:
-    """Of what a call recorded, what its prompt's base has not: the base's last token may be among it."""
-    start = max(0, prompt.keep - 1)
-    return None if routed is None else Routing(start, routed[start:])
+def new_routing(routed: Experts, prompt: Delta, base: Sequence[int] | None) -> Routing:
+    """Of what a call recorded, what its prompt's base has not: the base's last token may be among it. `base` are layers
+    and experts of the base's routing, None where it has none."""
+    start = max(0, prompt.keep - 1) if base is not None and routed.shape[1:] == tuple(base) else 0
+    return Routing(start, routed[start:])
 
 
 def _based(routing: Routing | None, base: Routing | None) -> Routing | None:

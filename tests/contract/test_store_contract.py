@@ -377,6 +377,22 @@ async def test_the_experts_of_a_turn_are_stored_as_what_is_new(store: Store) -> 
     assert c.routing is None
 
 
+@pytest.mark.parametrize("layers", [0, 1])
+async def test_experts_are_recorded_whole_where_the_call_before_has_none_or_those_of_another_model(
+    store: Store, layers: int
+) -> None:
+    await enqueue(store, "r")
+    other = np.zeros((3, layers, 2), np.uint8) if layers else None
+    routed: Experts = np.arange(20, dtype=np.uint8).reshape(5, 2, 2)
+    for name, prompt, sampled, told in (("a", (1, 2, 3), (4,), other), ("b", (1, 2, 3, 4), (5, 6), routed)):
+        await store.begin_call(intent(name))
+        await store.commit_call(commit(name, prompt, sampled, routed=told))
+    a, b = unpack((await store.packed_calls("r"))[1])
+    assert (a.routing is None) is (layers == 0)
+    assert b.routing is not None
+    assert b.routing.whole().tolist() == routed.tolist()
+
+
 async def test_interleaved_branches_each_build_on_their_own_line(store: Store) -> None:
     await enqueue(store, "r")
     main, sub = list(range(50)), list(range(30, 90))

@@ -30,7 +30,7 @@ from agl_runtime.gateway.capture import StreamAssembler, forget_tokens, is_termi
 from agl_runtime.gateway.dialects import Dialect
 from agl_runtime.gateway.dialects.base import Recorded
 from agl_runtime.gateway.exchange import Exchange, ExchangeResponse, Reading
-from agl_runtime.gateway.hold import Hold
+from agl_runtime.gateway.hold import KEEP_ALIVE_S, Hold
 from agl_runtime.gateway.internal import Answer, CallRefused, Json, ModelRequest, ServerFailed
 from agl_runtime.gateway.metrics import Metrics
 from agl_runtime.gateway.parents import is_auxiliary
@@ -187,6 +187,8 @@ class CallService:
 
     async def _answer(self, call: Call, name: str) -> tuple[Answer, Json]:
         """The whole answer of the model server, also as the harness gets it; every other end is put on record here."""
+        comes_whole = call.request.stream and not call.prepared.streams
+        waiting = asyncio.create_task(_keep_alive(call)) if comes_whole else None
         try:
             call.allow_cancel()
             operation, keep_alive = call.request.operation, call.keep_alive
@@ -213,6 +215,8 @@ class CallService:
                 await self.recorder.cut(call)
             raise
         finally:
+            if waiting:
+                waiting.cancel()
             call.may_cancel = False
 
     async def _follow(self, call: Call, reply: Reply) -> Answer:
@@ -241,6 +245,13 @@ class CallService:
             events = call.events or call.dialect.stream(call.request)
             call.exchange.write(events.fail(refused))
             call.exchange.end()
+
+
+async def _keep_alive(call: Call) -> None:
+    """For a harness that waits for a stream of an answer that comes whole: nothing else reaches it before the end."""
+    while True:
+        await asyncio.sleep(KEEP_ALIVE_S)
+        call.keep_alive()
 
 
 def load(raw: bytes) -> Json:

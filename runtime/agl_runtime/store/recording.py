@@ -92,8 +92,8 @@ def _insert_answer(db: sqlite3.Connection, call: Begun, commit: Commit, prompt: 
         "usage": commit.usage,
         "side": commit.side,
     }
-    if (routing := new_routing(commit.routed, prompt)) is not None:
-        shape, experts = routing_out(routing)
+    if commit.routed is not None:
+        shape, experts = routing_out(new_routing(commit.routed, prompt, _base_shape(db, prompt.base_id)))
         digest = codec.digest_of(experts)
         extra["routing"] = [shape, digest.hex()]
         blobs.keep(db, call.rollout, {digest: experts})
@@ -103,3 +103,10 @@ def _insert_answer(db: sqlite3.Connection, call: Begun, commit: Commit, prompt: 
     packed = (blobs.put_json(db, call.rollout, value) for value in (commit.response, extra))
     answer = (call.n, *delta, sampled, logprobs, *packed)
     db.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", answer)
+
+
+def _base_shape(db: sqlite3.Connection, base_id: str | None) -> list[int] | None:
+    """Layers and experts of the routing of a call, None where it has none."""
+    base = db.execute("SELECT extra FROM answers JOIN calls ON call = n WHERE call_id = ?", (base_id,)).fetchone()
+    extra = codec.unpack(base["extra"], blobs.fetcher(db)) if base else {}
+    return extra["routing"][0][1:3] if "routing" in extra else None

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested
@@ -66,6 +67,7 @@ def main(folder: Path, output: Path) -> None:
         for name in ("own", "other"):
             found[f"{name}_packed" if packed else name] = step(worker, rows[name])
         found[f"after_packed{packed}"] = step(worker, without_routing(rows["own"]))
+    found["as_verls"] = all(is_as_verls(row, own) for row in rows["own"])
     found["dense"] = refusal(nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(2, 2)])}))
     torch.save(found, output)
 
@@ -112,6 +114,16 @@ def rows_of(folder: Path, experts: Experts) -> Sequence[Mapping[str, Any]]:
     return group_rows("g", scored, 1, besides=lambda sample: routing_field(sample, shape)).fields
 
 
+def is_as_verls(row: Mapping[str, Any], experts: Experts) -> bool:
+    """Whether a row's experts are what verl's own agent loops would write."""
+    prompt, response = row["prompts"].tolist(), row["responses"].tolist()
+    theirs = AgentLoopOutput(
+        prompt_ids=prompt, response_ids=response, response_mask=[1] * len(response), metrics=AgentLoopMetrics(),
+        routed_experts=experts[(*prompt, *response)][:-1],
+    ).as_dict()["routed_experts"]  # fmt: skip
+    return theirs.dtype == row["routed_experts"].dtype and torch.equal(theirs, row["routed_experts"])
+
+
 def packed_calls(turns: Sequence[tuple[list[int], list[int]]], experts: Experts) -> Iterator[PackedCall]:
     whole, base, before = experts[(*turns[-1][0], *turns[-1][1])], None, ids_array([])
     for number, (prompt, sampled) in enumerate(turns):
@@ -121,7 +133,7 @@ def packed_calls(turns: Sequence[tuple[list[int], list[int]]], experts: Experts)
             str(number), "r", "0", number, "chat", committed=True, commit_seq=number, delivered=True, trainable=True
         )
         spans = (VersionSpan(0, len(sampled), PolicyVersion(0, 0)),)
-        routing = new_routing(answer.routed, delta)
+        routing = new_routing(answer.routed, delta, whole.shape[1:])
         yield PackedCall(info, delta, answer.sampled_ids, answer.logprobs, spans, routing)
         base, before = str(number), np.concatenate([answer.prompt_ids, answer.sampled_ids])
 

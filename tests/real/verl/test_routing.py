@@ -49,5 +49,9 @@ def test_a_batch_without_routing_is_routed_by_the_model(found: dict[str, Any], o
     assert apart(found, one, "recomputed") < TOLERANCE
 
 
+def test_rows_have_the_experts_in_the_form_of_verls_own_agent_loops(found: dict[str, Any]) -> None:
+    assert found["as_verls"]
+
+
 def test_a_model_without_routers_is_refused(found: dict[str, Any]) -> None:
     assert found["dense"] == "train.routing_replay finds no router in this model. Set it to false."

@@ -249,12 +249,35 @@ def test_routed_experts_are_read_and_kept_small(dtype: Any, most: int, kept: Any
 
 
 ROUTED = np.zeros((3, 2, 2), np.uint8)
-LIAR = base64.b64encode(base64.b64decode(npy(ROUTED)).replace(b"(3, 2, 2)", b"(3, 9, 9)")).decode()
+
+
+def with_head(head: str, version: int = 1) -> str:
+    """A .npy file of 12 zeros whose head is `head`."""
+    size_bytes = len(head).to_bytes(2 if version == 1 else 4, "little")
+    return base64.b64encode(b"\x93NUMPY" + bytes([version, 0]) + size_bytes + head.encode() + bytes(12)).decode()
+
+
+def head(shape: str = "(3, 2, 2)", dtype: str = "'|u1'") -> str:
+    return f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}, }}\n"
+
+
+def test_a_file_that_is_made_by_hand_is_read() -> None:
+    assert read_experts(with_head(head()), 3) is not None
 
 
 @pytest.mark.parametrize(
     "value",
-    [None, 7, "", "?", "AAAA", npy(ROUTED)[:-8], npy(ROUTED[:2]), npy(ROUTED[0]), npy(np.asfortranarray(ROUTED)), LIAR,
+    [with_head(head(), 2), with_head(head(), 3), with_head(head("(3, 9, 9)")), with_head(head(f"(3, {10**30}, 2)")),
+     with_head(head("(3, 999999999, 999999999)")), with_head(head("(3, -1, 2)")), with_head(head(dtype="'|O'")),
+     with_head(head(dtype="','")), with_head("("), with_head("-" * 9000 + "1"), with_head("  x\n y\n")],
+)  # fmt: skip
+def test_a_head_that_lies_is_not_believed_and_fails_no_call(value: str) -> None:
+    assert read_experts(value, 3) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 7, "", "?", "AAAA", npy(ROUTED)[:-8], npy(ROUTED[:2]), npy(ROUTED[0]), npy(np.asfortranarray(ROUTED)),
      npy(ROUTED - 0.5), npy(ROUTED.astype(np.int16) - 1), npy(ROUTED.astype(np.int32) + 2**15), npy(ROUTED[:, :0])],
 )  # fmt: skip
 def test_experts_that_cannot_be_right_are_none(value: Any) -> None:

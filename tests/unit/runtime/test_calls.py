@@ -90,7 +90,7 @@ def with_routing(turns: list[tuple[calls.Ids, calls.Ids]], most: int = 200) -> l
         routed = rng.integers(0, most, (prompt.size + sampled.size - 1, 2, 2)).astype(
             np.int16 if most > 255 else np.uint8
         )
-        out.append(dataclasses.replace(item, routing=new_routing(routed, item.prompt)))
+        out.append(dataclasses.replace(item, routing=new_routing(routed, item.prompt, (2, 2))))
     return out
 
 

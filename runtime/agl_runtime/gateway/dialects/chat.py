@@ -10,6 +10,7 @@ from agl_runtime.gateway.internal import Json, ModelRequest, Operation
 class ChatDialect(OpenAIDialect):
     name = "chat"
     operation: Operation = "chat/completions"
+    chunk = "chat.completion.chunk"
     schema = body_of(messages=talk_of("system", "developer", "user", "assistant", "tool"))
 
     def parse(self, body: Json) -> ModelRequest:

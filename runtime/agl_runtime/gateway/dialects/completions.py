@@ -10,6 +10,7 @@ from agl_runtime.gateway.internal import Json, ModelRequest, Operation
 class CompletionsDialect(OpenAIDialect):
     name = "completions"
     operation: Operation = "completions"
+    chunk = "text_completion"
     schema = body_of(prompt={"type": ["string", "array"], "minLength": 1, "minItems": 1})
 
     def parse(self, body: Json) -> ModelRequest:

@@ -46,10 +46,12 @@ class OpenAIStream:
 
 
 class OpenAIDialect(SelfContained):
-    """The parts that both APIs share; `name`, `operation` and `parse` differ."""
+    """The parts that both APIs share; `name`, `operation`, `chunk` and `parse` differ."""
 
     name: str
     operation: Operation
+    chunk: str
+    """The `object` of a stream's chunks."""
     keep_alive = KEEP_ALIVE
 
     @property
@@ -63,7 +65,9 @@ class OpenAIDialect(SelfContained):
         return OpenAIStream(request)
 
     def replay(self, request: ModelRequest, response: Json) -> bytes:
-        head = {key: value for key, value in response.items() if key not in ("choices", "usage")}
+        head = {key: value for key, value in response.items() if key not in ("choices", "usage")} | {
+            "object": self.chunk
+        }
         choices = response["choices"]
         chunks = [{**head, "choices": [self.replayed(choice)]} for choice in choices]
         if request.wants_usage:
