@@ -34,7 +34,8 @@ def begin(config: Any, environment: Mapping[str, str], runner: Any) -> Any:
     theirs = get_ppo_ray_runtime_env(config)
     ray.init(**said | {"runtime_env": handed(theirs, said.get("runtime_env") or {}, environment)})
     here = ray.get_runtime_context().get_node_id()
-    return runner.options(scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False))
+    affinity = NodeAffinitySchedulingStrategy(here, soft=False)
+    return runner.options(scheduling_strategy=affinity, num_cpus=0)  # or it would wait for a core that others have
 
 
 def is_own(config: Any) -> bool:
