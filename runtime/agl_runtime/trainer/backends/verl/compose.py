@@ -83,7 +83,7 @@ def _other_kind(value: Any, default: Any) -> str | None:
     if value is None or (isinstance(value, str) and value.startswith("${")):
         return None
     if isinstance(default, bool):
-        return None if isinstance(value, bool) else f"{str(default).lower()}"
+        return None if isinstance(value, bool) else str(default).lower()
     if isinstance(default, int | float) and (isinstance(value, bool) or not isinstance(value, int | float)):
         return f"the number {default}{' (write 1e-4 as 1.0e-4)' if 'e-' in str(value) else ''}"
     return (
