@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 
 class Follower:
-    """`catch_up` reads on; `unlearnt` are the rollouts of the batches that could teach nothing, before any update."""
+    """`catch_up` reads on; `unlearnt` are the rollouts of the batches that could teach nothing, before any update;
+    `begun` says that verl's own loop goes."""
 
     def __init__(self, setup: Setup, metrics: MetricsLog, progress: Progress, figures: Path) -> None:
         self._setup = setup
@@ -48,12 +49,14 @@ class Follower:
         self._ready = 0
         self.unlearnt: list[Told] = []
         self.saved = setup.step
+        self.begun = False
 
     def catch_up(self) -> None:
         for event in self._events.fresh():
             if event["kind"] == "group":
                 self._groups[event["uid"]] = GroupRecord.parse(event)
             if event["epoch"] == self._setup.run_epoch:
+                self.begun = True
                 self._on(event)
         for line in self._figures.fresh():
             if (step := line["step"]) in self._batches:

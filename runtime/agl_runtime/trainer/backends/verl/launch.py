@@ -10,8 +10,10 @@ import asyncio
 import logging
 import os
 import secrets
+import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -84,13 +86,16 @@ async def train(start: Start, stop: asyncio.Event) -> Outcome:
     os.environ |= environment
     follower = Follower(setup, start.metrics, start.progress, figures)
     start.progress.enter(STARTING)
-    work = asyncio.create_task(asyncio.to_thread(drive, chosen, environment))
+    work = _aside(lambda: drive(chosen, environment))
     beside = [
         asyncio.create_task(start.progress.report(start.client, lambda: follower.announce(start.client))),
         asyncio.create_task(_follow(follower)),
         asyncio.create_task(_pass_on(stop, setup)),
     ]
     try:
+        await asyncio.wait([work, *beside], return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set() and not follower.begun and not work.done():  # verl looks for a stop while it samples only
+            return Outcome("stopped", follower.saved, setup.weights(follower.saved))
         await asyncio.wait([work, *beside[:2]], return_when=asyncio.FIRST_COMPLETED)
         for task in beside[:2]:
             if task.done() and not work.done():
@@ -99,6 +104,7 @@ async def train(start: Start, stop: asyncio.Event) -> Outcome:
         follower.catch_up()
         return outcome_of(error, setup, follower)
     finally:
+        work.cancel()
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
@@ -189,7 +195,25 @@ async def _pass_on(stop: asyncio.Event, setup: Setup) -> None:
     setup.ask_to_end(Ending(kind="stopped"))
 
 
-async def _outcome(work: asyncio.Task[None]) -> BaseException | None:
+def _aside(work: Callable[[], None]) -> asyncio.Future[None]:
+    """In a thread that does not keep this process from ending: what it waits for may never come. Ray's processes end
+    with this one."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()  # from now on only who waits for it can be cancelled
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # whoever waits gets it
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, name="verl", daemon=True).start()
+    return asyncio.wrap_future(future)
+
+
+async def _outcome(work: asyncio.Future[None]) -> BaseException | None:
     await asyncio.wait([work])
     return work.exception()
 

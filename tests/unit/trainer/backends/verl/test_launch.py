@@ -1,18 +1,27 @@
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from agl_runtime.client import GatewayClient
 from agl_runtime.config import load_project
 from agl_runtime.errors import AglError, ConfigError, GatewayError, PreconditionError, TrainerError
 from agl_runtime.schemas import PolicyVersion
+from agl_runtime.trainer.backends.verl import launch
 from agl_runtime.trainer.backends.verl.follow import Follower
 from agl_runtime.trainer.backends.verl.launch import outcome_of, place_trackers
 from agl_runtime.trainer.backends.verl.records import GroupRecord
 from agl_runtime.trainer.backends.verl.setup import Ending, Setup
 from agl_runtime.trainer.metrics import MetricsLog, Outcome
 from agl_runtime.trainer.progress import Progress
+from agl_runtime.trainer.state import Run
+from fakes.gateway import FakeGateway
 from fakes.projects import make_project
 from fakes.trained import make_ended, make_samples
 
@@ -92,6 +101,30 @@ def test_an_error_of_agls_own_stays_what_it_is(setup: Setup, error: Exception) -
 def test_an_error_of_verls_is_told_by_its_last_line(setup: Setup) -> None:
     with pytest.raises(TrainerError, match=r"verl failed: ValueError: no such thing\. See `agl logs trainer`"):
         ended(setup, RemoteError(ValueError("no such thing.")))
+
+
+async def test_a_stop_while_ray_and_verl_start_waits_for_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_project(tmp_path, {"train": {"backend": "verl", "device": "cpu", "steps": 7}})
+    began, never, stop = threading.Event(), threading.Event(), asyncio.Event()
+
+    def drive(*_: Mapping[str, Any]) -> None:
+        began.set()
+        never.wait()
+
+    monkeypatch.setattr(launch, "drive", drive)
+    monkeypatch.setattr(os, "environ", {})
+    run = Run(run_id="r1", policy="model", seed=0)
+    client, metrics = cast(GatewayClient, FakeGateway()), MetricsLog(tmp_path / "m", "r1")
+    start = launch.Start(load_project(tmp_path), client, run, 1, None, metrics, Progress())
+    training = asyncio.create_task(launch.train(start, stop))
+    await asyncio.to_thread(began.wait)
+    stop.set()
+    try:
+        assert await training == Outcome("stopped", 0, PolicyVersion(0, 0))
+    finally:
+        never.set()
 
 
 def test_trackers_write_below_agls_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
