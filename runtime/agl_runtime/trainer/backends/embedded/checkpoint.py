@@ -82,6 +82,5 @@ def _torch_rng() -> list[torch.Tensor]:
 
 def _broken(file: Path, error: Exception) -> TrainerError:
     reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-    return TrainerError(
-        f"The checkpoint file {file} cannot be read: {reason}.", "Remove this checkpoint to resume from an earlier one."
-    )
+    fix = "Set train.backend back if it was changed, or remove this checkpoint to resume from an earlier one."
+    return TrainerError(f"The checkpoint file {file} cannot be read: {reason}.", fix)

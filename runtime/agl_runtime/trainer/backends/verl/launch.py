@@ -76,7 +76,7 @@ async def train(start: Start, stop: asyncio.Event) -> Outcome:
     on_cpu = config.train.device == "cpu" or not torch.cuda.is_available()
     paths = replace(
         Paths.of(start.project, start.run.run_id),
-        resume_from=verl_folder(start.newest, config.train.gpus * config.train.nodes),
+        resume_from=verl_folder(start.newest, config.train),
         step=setup.step,
         validated=start.metrics.validated(),
     )

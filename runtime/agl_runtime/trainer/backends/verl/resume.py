@@ -6,14 +6,19 @@ tasks would begin anew.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import zipfile
 from pathlib import Path
 
+import torch
+
+from agl_runtime.config import TrainConfig
 from agl_runtime.errors import ConfigError, TrainerError
 from agl_runtime.trainer import state
 
+NEW_RUN = "or `agl export` the policy and begin a new run with it."
 VERL_LINK = "verl"
 """In a checkpoint: the link to the folder that verl wrote."""
 
@@ -26,9 +31,10 @@ def link_verl(checkpoint: Path, written: Path) -> None:
     (checkpoint / VERL_LINK).symlink_to(os.path.relpath(written.resolve(), checkpoint.resolve()))
 
 
-def verl_folder(newest: state.Checkpoint | None, ranks: int) -> Path | None:
+def verl_folder(newest: state.Checkpoint | None, train: TrainConfig) -> Path | None:
     """Where verl resumes. Raises TrainerError for a checkpoint of another backend or one that lost files, ConfigError
-    for one of another number of ranks, whose shards no others can read."""
+    for one of another number of ranks, whose shards no others can read, or of another learning rate, which verl would
+    go on with."""
     if newest is None:
         return None
     link = newest.folder / VERL_LINK
@@ -46,9 +52,23 @@ def verl_folder(newest: state.Checkpoint | None, ranks: int) -> Path | None:
             )
     names = [file.name for file in (folder / "actor").glob("*.pt")]
     worlds = {int(found[1]) for name in names if (found := re.match(r"model_world_size_(\d+)_rank_", name))}
-    if worlds and ranks not in worlds:
+    if worlds and (ranks := train.gpus * train.nodes) not in worlds:
         raise ConfigError(
             f"The checkpoint {newest.folder} was written by {worlds.pop()} GPUs, and now there are {ranks}.",
-            "Put train.gpus and train.nodes back, or `agl export` the policy and begin a new run with it.",
+            f"Put train.gpus and train.nodes back, {NEW_RUN}",
         )
+    for lr in _rates(folder):
+        if not math.isclose(lr, train.lr):
+            raise ConfigError(
+                f"verl would go on with the learning rate of the checkpoint {newest.folder}, {lr:g}, and train.lr is "
+                f"{train.lr:g}.",
+                f"Put train.lr back, {NEW_RUN}",
+            )
     return folder
+
+
+def _rates(folder: Path) -> list[float]:
+    """As the FSDP engine saves them; they are in no file of Megatron's that torch alone can read."""
+    files = (folder / "actor").glob("extra_state_world_size_*_rank_0.pt")
+    schedules = [torch.load(file, weights_only=False).get("lr_scheduler") for file in files]
+    return [lr for schedule in schedules for lr in (schedule or {}).get("base_lrs", ())]

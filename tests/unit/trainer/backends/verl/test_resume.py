@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from agl_runtime.config import TrainConfig
 from agl_runtime.errors import ConfigError, TrainerError
 from agl_runtime.schemas import PolicyVersion
 from agl_runtime.trainer.backends.verl.resume import link_verl, verl_folder
@@ -28,17 +30,19 @@ def project(tmp_path: Path) -> Path:
     ):
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save({"a": torch.zeros(99)}, file)
+    torch.save({"lr_scheduler": {"base_lrs": [1e-3]}}, actor / "extra_state_world_size_1_rank_0.pt")
     (root / "checkpoints" / "1.2").mkdir(parents=True)
     link_verl(root / "checkpoints" / "1.2", actor.parent)
     return root
 
 
-def found(project: Path, ranks: int = 1) -> Path | None:
-    return verl_folder(Checkpoint(project / "checkpoints" / "1.2", PolicyVersion(1, 2), SAVED), ranks)
+def found(project: Path, **train: Any) -> Path | None:
+    settings = TrainConfig(**{"backend": "verl", "lr": 1e-3, **train})
+    return verl_folder(Checkpoint(project / "checkpoints" / "1.2", PolicyVersion(1, 2), SAVED), settings)
 
 
 def test_a_new_run_has_no_folder() -> None:
-    assert verl_folder(None, 1) is None
+    assert verl_folder(None, TrainConfig()) is None
 
 
 def test_a_project_that_was_moved_keeps_to_its_own_folder(project: Path, tmp_path: Path) -> None:
@@ -71,4 +75,11 @@ def test_a_folder_that_is_gone_is_told(project: Path) -> None:
 
 def test_another_number_of_gpus_is_refused(project: Path) -> None:
     with pytest.raises(ConfigError, match=r"was written by 1 GPUs, and now there are 2\. Put train\.gpus and"):
-        found(project, ranks=2)
+        found(project, gpus=2)
+
+
+def test_another_learning_rate_which_verl_would_not_take_is_refused(project: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"of the checkpoint .*1\.2, 0\.001, and train\.lr is 0\.0005\. Put train\.lr back"
+    ):
+        found(project, lr=5e-4)
