@@ -87,7 +87,10 @@ class Follower:
             case "skipped":
                 groups = self._take(event["uids"])
                 self.unlearnt += [item for group in groups for item in group.rollouts]
-                log.warning("%d groups are replaced: their rewards do not differ, or are missing", len(groups))
+                log.warning(
+                    "%d groups are replaced: their rewards do not differ or are missing, or there is no token to train",
+                    len(groups),
+                )
             case "held":
                 self._models = []
                 self._progress.enter(Phase.UPDATING)

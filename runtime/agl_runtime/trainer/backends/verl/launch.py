@@ -38,6 +38,7 @@ from agl_runtime.trainer.scoring import NO_SPREAD
 PLUGIN = "agl_runtime.trainer.backends.verl.plugin"
 MODULES = "VERL_USE_EXTERNAL_MODULES"
 FOLLOW_EVERY_S = 0.25
+NO_TOKENS = "no model call can be trained on"
 STARTING = "starting Ray and verl (about a minute)"
 TRACKERS = "trackers"
 TRACKER_PLACES = {
@@ -238,6 +239,7 @@ def outcome_of(error: BaseException | None, setup: Setup, follower: Follower) ->
     reason = None
     if ending.kind == "no_signal":
         tried = setup.project.config.train.no_signal_steps
-        reason = diagnosis.no_signal(follower.unlearnt, [NO_SPREAD] * tried)
+        why = NO_SPREAD if any(item.trained_tokens for item in follower.unlearnt) else NO_TOKENS
+        reason = diagnosis.no_signal(follower.unlearnt, [why] * tried)
         log.warning("%s", reason)
     return Outcome(ending.kind, step, setup.weights(step), reason)

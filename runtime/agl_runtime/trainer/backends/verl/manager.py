@@ -149,7 +149,7 @@ class GatewayManager:
             return  # it was dropped, and its rows would stay for ever
         built, inputs = await self._build(ended)
         record = GroupRecord.of(prompt.uid, prompt.number, str(work.version), ended, built)
-        teaches = record.has_spread or self._config.train.algorithm in WITHOUT_GROUPS
+        teaches = record.teaches(flat_trains=self._config.train.algorithm in WITHOUT_GROUPS)
         rewards = [item.reward for item in ended]
         status = await self._deliver(prompt.uid, rewards, built, inputs, work.step, validate=False)
         self._setup.tell("group", **record.event())

@@ -65,9 +65,13 @@ class GroupRecord:
     def event(self) -> dict[str, Any]:
         return asdict(self)
 
+    def teaches(self, *, flat_trains: bool) -> bool:
+        """Whether there is something to learn; verl fails over a batch without any token to train."""
+        return (flat_trains or self.has_spread) and any(item.trained_tokens for item in self.rollouts)
+
     @property
     def has_spread(self) -> bool:
-        """Whether its rewards differ, so that it can teach something."""
+        """Whether its rewards differ."""
         rewards = [item.reward for item in self.rollouts if item.reward is not None]
         return bool(rewards) and min(rewards) != max(rewards)
 

@@ -105,8 +105,8 @@ class GroupSampler(ReplayBuffer):  # type: ignore[misc]  # verl ships no types
         self.refill_fn(len(groups))
 
     def _skip(self, step: int, groups: Sequence[Waiting]) -> None:
-        """Groups without any reward, or a batch in which no group's rewards differ: it would change nothing but by the
-        optimizer's momentum."""
+        """Groups without any reward, or a batch in which no group's rewards differ, or none of those has a token to
+        train: it would change nothing but by the optimizer's momentum."""
         self._replace("skipped", groups)
         self._fruitless += len(groups)
         tried = self._fruitless // self._train.groups_per_step
@@ -116,7 +116,7 @@ class GroupSampler(ReplayBuffer):  # type: ignore[misc]  # verl ships no types
             self._setup.end(
                 Ending(
                     kind="failed",
-                    what=f"{tried} batches in a row taught nothing: no group had rewards that differ.",
+                    what=f"{tried} batches in a row taught nothing: no group had rewards that differ and tokens.",
                     fix="`agl rollouts ls` shows the rewards; use tasks of middling difficulty.",
                 )
             )

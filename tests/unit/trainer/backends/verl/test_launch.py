@@ -77,6 +77,17 @@ def test_a_run_that_could_learn_nothing_says_why(setup: Setup) -> None:
     assert "Every reward is 0: the tasks are too hard" in outcome.reason
 
 
+def test_a_run_without_a_token_to_train_says_so(setup: Setup) -> None:
+    rollouts = [make_ended(f"a-{i}", float(i)) for i in range(2)]
+    record = GroupRecord.of("a", 0, "2.2", rollouts, [make_samples(item.rollout_id, 0) for item in rollouts])
+    setup.tell("group", **record.event())
+    setup.tell("skipped", uids=["a"])
+    setup.ask_to_end(Ending(kind="no_signal"))
+    reason = ended(setup, RemoteError(RuntimeError("asked"))).reason
+    assert reason is not None
+    assert "no model call can be trained on. `agl rollouts show ID` shows" in reason
+
+
 def test_what_a_piece_of_agl_says_is_passed_on(setup: Setup) -> None:
     setup.ask_to_end(Ending(kind="failed", what="The store is full.", fix="Make room."))
     with pytest.raises(TrainerError) as told:

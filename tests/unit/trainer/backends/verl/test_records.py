@@ -12,6 +12,7 @@ GROUPS = {
     "mixed": [(1.0, 1), (0.0, 3), (None, 2), (0.5, 0)],
     "flat": [(1.0, 1), (1.0, 2)],
     "failed": [(None, 1), (None, 0)],
+    "silent": [(1.0, 0), (0.0, 0)],
 }
 
 
@@ -42,6 +43,11 @@ def test_records_count_what_scoring_counts() -> None:
     assert (told.groups, told.groups_without_spread) == (expected.groups, expected.groups_without_spread)
 
 
-@pytest.mark.parametrize(("uid", "has_spread"), [("mixed", True), ("flat", False), ("failed", False)])
-def test_a_group_teaches_only_where_rewards_differ(uid: str, has_spread: bool) -> None:
-    assert record(uid).has_spread is has_spread
+@pytest.mark.parametrize(("uid", "teaches"), [("mixed", True), ("flat", False), ("failed", False), ("silent", False)])
+def test_a_group_teaches_only_where_rewards_differ_and_there_are_tokens_to_train(uid: str, teaches: bool) -> None:
+    assert record(uid).teaches(flat_trains=False) is teaches
+
+
+def test_without_groups_equal_rewards_teach_too_but_not_without_tokens() -> None:
+    assert record("flat").teaches(flat_trains=True)
+    assert not record("silent").teaches(flat_trains=True)
