@@ -18,11 +18,13 @@ say() { printf '%s\n' "$*" >&2; }
 
 [ "${1:-}" != verl ] || exec sh ./setup-verl.sh
 
-# A torch of the same Python that is there already is used as it is.
+# A torch of the same Python that is there already is used as it is: in a virtual environment that is active, of the Python
+# behind it, because that is what a new one inherits from.
+behind=$("$PYTHON" -c 'import sys; print(sys._base_executable)')
 site=""
 torch="torch: about 200 MB as a CPU build; on Linux x86-64 the default is a CUDA build of about 3 GB.
   For the small one: make setup TORCH_INDEX=<the CPU index that PyTorch's install page names>"
-if version=$("$PYTHON" -c 'import torch; print(torch.__version__)' 2>/dev/null); then
+if version=$("$behind" -c 'import torch; print(torch.__version__)' 2>/dev/null); then
     site="--system-site-packages"
     torch="torch: nothing, $version is there already"
 fi

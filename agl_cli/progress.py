@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 
 from agl_cli import diagnostics
 from agl_runtime.schemas import PartStatus
+from agl_runtime.trainer.metrics import tokens_per_s
 
 UNTOLD_PHASES = ("sampling", "updating", "saving", "done")  # told by the line of their step, or of the end
 BARS = "▁▂▃▄▅▆▇█"
@@ -39,7 +40,7 @@ def row_line(row: Row, steps: int | None = None) -> str | None:
             f"reward {_number(row['reward_mean'], '.2f')} ± {_number(row['reward_std'], '.2f')}",
             f"{row['groups']} groups{without}",
             f"{row['rollouts']} rollouts{failed}",
-            f"{tokens_per_s(row):.0f} tokens/s",
+            f"{_number(tokens_per_s(row), '.0f')} tokens/s",
             f"{_number(row['agent_cpu_s'], '.2f')} CPU s and {_number(row['agent_rss_mb'], '.0f')} MB an agent",
             f"update {_number(row['update_s'], '.2f')} s{_age(row)}{_agents_failed(row)}",
         )
@@ -57,10 +58,6 @@ def _age(row: Row) -> str:
 def _agents_failed(row: Row) -> str:
     failed = row.get("agents_failed")
     return f"  {failed} of {row['rollouts']} agents failed, most often: {row['agent_error']}" if failed else ""
-
-
-def tokens_per_s(row: Row) -> float:
-    return float(row["sampled_tokens"] / row["sample_s"]) if row.get("sample_s") else 0.0
 
 
 def pass_at_1(value: Row) -> str:

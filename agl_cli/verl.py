@@ -18,8 +18,8 @@ from agl_runtime.errors import PreconditionError
 from agl_runtime.trainer import checks as trainer_checks
 from agl_runtime.trainer.backends.verl.compose import compose
 from agl_runtime.trainer.backends.verl.families import Family, read_family
-from agl_runtime.trainer.backends.verl.managed import ROLLOUT, SERVER, decider
-from agl_runtime.trainer.backends.verl.settings import Paths, overrides
+from agl_runtime.trainer.backends.verl.managed import ROLLOUT, SERVER, decider, passed_through
+from agl_runtime.trainer.backends.verl.settings import Paths, for_cpu, overrides
 from agl_runtime.trainer.estimate import count_parameters
 
 # agl plugs into this verl by its extension points; the others are those that it was tried with.
@@ -69,12 +69,18 @@ def told(project: Project) -> dict[str, Any]:
 
 
 def settings(project: Project) -> str:
-    """They fit verl's own files. Raises ConfigError."""
-    values = _overrides(project)
+    """Those of `train.verl` fit verl's own files, also while the model is still to be fetched. Raises ConfigError, and
+    Doubt where the CPU wants other values."""
+    config = project.config
+    values = passed_through(config.train.verl)
     if importlib.util.find_spec("verl") is None:
         return "not compared with verl's own files, which are not here"
     compose(values)
-    return f"{len(values)}, all of names and kinds that verl knows"
+    wanted = {key.lstrip("+"): value for key, value in for_cpu(config, values).items()} if on_cpu(project) else {}
+    said = {key.lstrip("+"): value for key, value in values.items()}
+    if untaken := [key for key, value in said.items() if wanted.get(key, value) != value]:
+        raise Doubt(f"on the CPU agl decides {', '.join(untaken)} of train.verl.", "They count on GPUs.")
+    return f"{output.counted(len(values), 'setting')} in train.verl, of names and kinds that verl knows"
 
 
 def _overrides(project: Project) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def measure(folder: Path, mode: str, updates: int, seed: int) -> dict[str, Any]:
         "before": summary["before"]["pass_at_1"],
         "after": summary["after"]["pass_at_1"],
         "seconds": time.monotonic() - began,
-        "logprob_gap": max(step["logprob_gap"] for step in steps),
+        "logprob_gap": max(step["logprob_gap"] or 0.0 for step in steps),
         "staleness": fmean(step["staleness_mean"] for step in steps),
         "split_s": {name: fmean(data.get(theirs, 0.0) for data in logged) for name, theirs in SPLIT.items()},
         "idle_share": 1 - watch.busy / watch.looks,

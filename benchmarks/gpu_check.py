@@ -93,11 +93,11 @@ def check(root: Path, mode: str, on_cpu: bool) -> dict[str, Any]:
     judge(mode, steps, root)
     last = steps[-1]
     return {
-        "tokens_per_s": last["sampled_tokens"] / last["sample_s"],
+        "tokens_per_s": last["sampled_tokens"] / (last["sample_s"] + last["hold_s"]),
         "sample_s": last["sample_s"],
         "update_s": last["update_s"],
         "hold_s": last["hold_s"],
-        "logprob_gap": max(step["logprob_gap"] for step in steps),
+        "logprob_gap": max(step["logprob_gap"] or 0.0 for step in steps),
         "seconds": time.monotonic() - began,
         "gpu": gpu(),
     }
@@ -111,7 +111,7 @@ def judge(mode: str, steps: list[dict[str, Any]], root: Path) -> None:
             fail(f"{mode}: calls that cannot be trained on: {step['untrained']}. See `agl rollouts show` in {root}.")
         if not step["grad_norm"] > 0:
             fail(f"{mode}: step {step['step']} had no gradient.")
-        if not step["logprob_gap"] < GAP:
+        if not (step["logprob_gap"] or 0.0) < GAP:
             fail(
                 f"{mode}: before step {step['step']} the served log-probabilities differ from the trainer's by "
                 f"{step['logprob_gap']:.3f}: the serving engine has other weights, or other kernels."

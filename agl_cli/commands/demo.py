@@ -42,7 +42,7 @@ def demo(
     _make(path, fresh=fresh)
     chosen = [f"train.seed={seed}", *(settings or ())]
     project = open_project(path, chosen)
-    if code := checks.require(project, checks.TRAINING):
+    if code := checks.require(project, checks.training_for(project)):
         raise typer.Exit(code)
     diagnostics.note(f"{path}: an agent that imports openai, its tasks, a reward function, a small warm policy.")
     steps = output.counted(project.config.train.steps, "step")

@@ -21,7 +21,16 @@ from agl_runtime.config import Project
 from agl_runtime.part import GATEWAY_FILE
 
 DETACHED_START_S = 60.0
-ANNOUNCED = ("model", "training tasks", "validation tasks", "training", "verl", "tool parser", "isolation")
+ANNOUNCED = (
+    "model",
+    "training tasks",
+    "validation tasks",
+    "training",
+    "verl",
+    "verl settings",
+    "tool parser",
+    "isolation",
+)
 
 
 def up(

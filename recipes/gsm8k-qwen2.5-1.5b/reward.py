@@ -4,5 +4,5 @@ import re
 
 
 def reward(task: dict, output: dict) -> float:
-    found = re.findall(r"Answer:\s*\$?(-?[\d,]*\.?\d+)", output["stdout"])
+    found = re.findall(r"Answer:\s*\**\s*\$?(-?[\d,]*\.?\d+)", output["stdout"])
     return float(bool(found) and float(found[-1].replace(",", "")) == task["answer"])

@@ -64,7 +64,8 @@ def main() -> None:
             print(f"left out: {row['instance_id']} ({error})")
         else:
             tasks.append(task_of(row))
-    for file, part in (("val.jsonl", tasks[:VALIDATION]), ("train.jsonl", tasks[VALIDATION:])):
+    held_out = min(VALIDATION, len(tasks) // 4)
+    for file, part in (("val.jsonl", tasks[:held_out]), ("train.jsonl", tasks[held_out:])):
         Path(file).write_text("".join(json.dumps(task) + "\n" for task in part), encoding="utf-8")
 
 

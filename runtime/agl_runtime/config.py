@@ -399,8 +399,10 @@ def _sections() -> dict[str, type[_Section]]:
 def _explain(error: ValidationError, file: Path, origins: Mapping[str, str]) -> str:
     lines = []
     for item in error.errors():
-        path = ".".join(str(part) for part in item["loc"])
-        origin = origins.get(path, file.name)
+        parts = [str(part) for part in item["loc"]]
+        path = ".".join(parts)
+        above = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+        origin = next((origins[name] for name in above if name in origins), file.name)
         if item["type"] == "extra_forbidden":
             lines.append(f"{origin}: unknown setting `{path}`{_nearest(path)}")
         elif item["type"] == "missing":

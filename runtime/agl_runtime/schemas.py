@@ -233,10 +233,12 @@ class LeaseRenewal(BaseModel):
 
 
 class LeaseState(BaseModel):
-    """What a renewal answers: the leases lost, and seconds that the gateway has held calls since it started."""
+    """What a renewal answers: the leases lost, and seconds that the gateway has held calls since it started; `gateway`
+    names this start of it."""
 
     lost: list[str]
     held_total_s: float
+    gateway: str
 
 
 class PartStatus(BaseModel):

@@ -50,6 +50,7 @@ class FakeClaims:
     queue: list[Grant] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     held_total_s: float = 0.0
+    gateway: str = "first"
     failures: list[dict[str, Any]] = field(default_factory=list)
     served: list[CallInfo] = field(default_factory=list)
     incomplete: tuple[str, ...] = ()
@@ -81,7 +82,8 @@ class FakeClaims:
 
     async def renew(self, renewal: LeaseRenewal) -> LeaseState:
         await self._note("renew")
-        return LeaseState(lost=sorted(self.lost & set(renewal.rollout_ids)), held_total_s=self.held_total_s)
+        lost = sorted(self.lost & set(renewal.rollout_ids))
+        return LeaseState(lost=lost, held_total_s=self.held_total_s, gateway=self.gateway)
 
     async def next_attempt(self, rollout_id: str, request: NextAttempt) -> Grant:
         await self._note("next_attempt", rollout_id, request.after)

@@ -23,14 +23,19 @@ NO_REWARD = "The agent ended without posting its reward."
 
 
 class HeldClock:
-    """Seconds that the gateway has held calls, summed over its restarts. `ask` renews the leases, which tells them."""
+    """Seconds that the gateway has held calls, summed over its restarts, which are counted too. `ask` renews the
+    leases, which tells them."""
 
     def __init__(self, ask: Callable[[], Awaitable[None]]) -> None:
         self.ask = ask
         self.total_s = 0.0
+        self.restarts = 0
         self._last_s: float | None = None
+        self._gateway: str | None = None
 
-    def see(self, held_total_s: float) -> None:
+    def see(self, held_total_s: float, gateway: str) -> None:
+        self.restarts += self._gateway not in (None, gateway)
+        self._gateway = gateway
         if self._last_s is not None:
             self.total_s += held_total_s - self._last_s if held_total_s >= self._last_s else held_total_s
         self._last_s = held_total_s
@@ -79,12 +84,16 @@ class Attempts:
             timeout_s=min(self.settings.timeout_s, grant.rollout.config.timeout_seconds),
             wants_reward=self.settings.reports_reward or self.reward is not None,
         )
+        restarts = self.held.restarts
         try:
             facts, run = await self._run_agent(grant, facts)
             if run is None:
                 await self.client.seal(grant.rollout.rollout_id, grant.attempt_id)
             else:
                 facts = await self._examine(grant, run, facts)
+                if not run.exit.ok:
+                    await self.held.ask()
+                    facts = replace(facts, gateway_restarted=self.held.restarts > restarts)
             action = decide(facts)
             if isinstance(action, Score) and run is not None:
                 action = decide(await self._score(grant, run, facts))

@@ -5,6 +5,7 @@ function judges it and the rollout fails *with* its reward. Only a failure of th
 
 - the agent could not be started, or the reward function gave no reward;
 - a model call could not be served and no later one was, however the agent then ended: it never had a chance;
+- the gateway was started anew while the agent ran, and the agent failed by itself: no call of it may have got through;
 - a call was sent on, its answer never recorded, and the agent then failed by itself. An agent that ended well, or ran
   into a limit, with such a call left its stream on its own account: that is the agent's behaviour.
 
@@ -40,6 +41,7 @@ class Facts:
     hopeless: bool = False
     exit: AgentExit | None = None
     lost_calls: int = 0
+    gateway_restarted: bool = False
     unserved: str | None = None
     has_reward: bool = False
     reward_error: str | None = None
@@ -93,6 +95,8 @@ def _record_fault(facts: Facts) -> str | None:
     failed_itself = facts.exit is not None and not facts.exit.ok and not facts.exit.was_stopped
     if facts.lost_calls and failed_itself:
         return f"The answers of {facts.lost_calls} model calls were never recorded, and the agent failed then."
+    if facts.gateway_restarted and failed_itself:
+        return "The gateway was started anew while the agent ran, and the agent failed."
     return None
 
 

@@ -147,7 +147,7 @@ class Controller:
             lease_s=self._settings.lease_s,
         )
         state = await self._client.renew(renewal)
-        self._held.see(state.held_total_s)
+        self._held.see(state.held_total_s, state.gateway)
         for rollout_id in state.lost:
             if (task := self._running.get(rollout_id)) and rollout_id not in self._ending:
                 log.warning("rollout %s: its lease is lost, and its agent is ended", rollout_id)

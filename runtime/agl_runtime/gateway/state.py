@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from uuid import uuid4
 
 from agl_runtime.config import Config
 from agl_runtime.errors import ConfigError
@@ -22,7 +23,8 @@ from agl_runtime.store.base import Store
 
 @dataclass
 class Gateway:
-    """`parts` holds the last status of each part. Models, parts and holding are forgotten when it ends."""
+    """`parts` holds the last status of each part. Models, parts and holding are forgotten when it ends; `name` is that
+    of this start."""
 
     config: Config
     store: Store
@@ -39,6 +41,7 @@ class Gateway:
     rollouts_moved: Signal = field(default_factory=Signal)
     parts: dict[str, PartStatus] = field(default_factory=dict)
     is_stopping: bool = False
+    name: str = field(default_factory=lambda: uuid4().hex)
 
     def start(self) -> None:
         if endpoint := self.config.model.endpoint:

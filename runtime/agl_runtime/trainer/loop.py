@@ -24,7 +24,7 @@ from agl_runtime.schemas import PolicyVersion, Rollout
 from agl_runtime.trainer import diagnosis, schedule, state
 from agl_runtime.trainer.data import Task, TaskOrder
 from agl_runtime.trainer.measure import measure
-from agl_runtime.trainer.metrics import Age, Line, MetricsLog, Outcome, Times, step_line, validation_line
+from agl_runtime.trainer.metrics import Age, Line, MetricsLog, Outcome, Times, step_line, tokens_per_s, validation_line
 from agl_runtime.trainer.policy import Policy, TimedUpdate
 from agl_runtime.trainer.progress import Progress
 from agl_runtime.trainer.rollouts import Ended, RolloutDesk, Work, is_orphan, of_lineage, recipe
@@ -203,7 +203,7 @@ class TrainingLoop:
             "step": step,
             "version": str(version),
             "reward": self._line["reward_mean"],
-            "tokens_per_s": round(self._line["sampled_tokens"] / sample_s, 1) if sample_s else None,
+            "tokens_per_s": tokens_per_s(self._line),
         }
 
     async def _save(self, at: schedule.State) -> schedule.Event:

@@ -98,7 +98,8 @@ def step_line(
     times: Times,
     age: Age,
 ) -> Line:
-    """Of one batch. `figures` are the backend's; those it does not give, or a skipped step's, are 0."""
+    """Of one batch. `figures` are the backend's; those it does not give, or a skipped step's, are 0, but for
+    `logprob_gap`, which is null where no fresh token could be compared."""
     rewards = [item.reward for item in ended if item.reward is not None]
     report = scores.report
     return {
@@ -118,6 +119,7 @@ def step_line(
         "trained_tokens": report.trained_tokens,
         "trained_share": report.trained_share,
         **{name: figures.get(name, 0.0) for name in LOSS_FIELDS},
+        "logprob_gap": figures.get("logprob_gap"),
         **{name: round(seconds, 4) for name, seconds in asdict(times).items()},
         "hold_share": times.hold_s / (times.sample_s + times.hold_s) if times.hold_s else 0.0,
         "staleness_mean": fmean(age.staleness),
@@ -129,6 +131,13 @@ def step_line(
         "dropped": report.dropped,
         "skipped": scores.skipped,
     }
+
+
+def tokens_per_s(line: Mapping[str, Any]) -> float | None:
+    """Sampled tokens of the batch over the whole step: an asynchronous one may wait for no rollout, as its agents
+    worked in the steps before."""
+    seconds = (line["sample_s"] or 0.0) + (line["hold_s"] or 0.0)
+    return round(line["sampled_tokens"] / seconds, 1) if seconds else None
 
 
 def untold(line: Line) -> Line:

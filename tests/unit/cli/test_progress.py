@@ -10,8 +10,8 @@ from agl_runtime.schemas import PartStatus
 
 STEP: dict[str, Any] = {
     "kind": "step", "step": 3, "version": "1.3", "reward_mean": 0.4125, "reward_std": 0.49, "rollouts": 128,
-    "scored": 127, "failed": 1, "groups": 16, "groups_without_spread": 2, "sampled_tokens": 4000, "sample_s": 10.0,
-    "agent_cpu_s": 0.812, "agent_rss_mb": 61.7, "update_s": 1.934, "skipped": None,
+    "scored": 127, "failed": 1, "groups": 16, "groups_without_spread": 2, "sampled_tokens": 4000, "sample_s": 8.0,
+    "hold_s": 2.0, "agent_cpu_s": 0.812, "agent_rss_mb": 61.7, "update_s": 1.934, "skipped": None,
 }  # fmt: skip
 VALIDATION = {
     "kind": "validation", "step": 0, "version": "1.0", "pass_at_1": 0.25, "ci_low": 0.182, "ci_high": 0.331,
@@ -28,6 +28,18 @@ def test_a_step_tells_reward_groups_speed_and_what_agents_and_update_cost() -> N
         "step 3/30  reward 0.41 ± 0.49  16 groups (2 without spread)  128 rollouts (1 failed)  400 tokens/s  "
         "0.81 CPU s and 62 MB an agent  update 1.93 s"
     )
+
+
+def test_the_speed_is_that_of_the_whole_step() -> None:
+    waited_for_nothing = STEP | {
+        "sample_s": 0.01,
+        "hold_s": 1.99,
+        "staleness_max": 1,
+        "staleness_mean": 1.0,
+        "groups_dropped": 0,
+    }
+    assert "  2000 tokens/s  " in str(row_line(waited_for_nothing))
+    assert "  - tokens/s  " in str(row_line(STEP | {"sample_s": None, "hold_s": None}))
 
 
 def test_a_step_tells_how_old_its_groups_were_and_which_came_too_late() -> None:

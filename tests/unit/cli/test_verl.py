@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,47 @@ def test_settings_are_compared_with_verls_own_files_before_anything_starts(
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Error: train.verl sets x, which verl does not know.\n  Correct it." in result.stderr
     assert (find(root, verl.settings).state, "verl settings" in checks.all_for(open_project(root))) == ("failed", True)
+
+
+def test_settings_are_compared_while_the_model_is_still_to_be_fetched(
+    tmp_path: Path, machine_with: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+):
+    machine_with(1)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    compared: list[object] = []
+    monkeypatch.setattr(verl, "compose", compared.append)
+    root = make(tmp_path, verl={"trainer.log_val_generations": 3})
+    shutil.rmtree(root / "model")
+    assert find(root, verl.settings).what == "1 setting in train.verl, of names and kinds that verl knows"
+    assert compared == [{"trainer.log_val_generations": 3}]
+
+
+def test_what_the_cpu_does_not_take_of_train_verl_is_told(
+    tmp_path: Path, machine_with: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr(verl, "compose", lambda values: values)
+    offload = {"actor_rollout_ref.actor.fsdp_config": {"param_offload": True, "optimizer_offload": False}}
+    root = make(tmp_path, verl=offload)
+    machine_with(0)
+    finding = find(root, verl.settings)
+    assert finding.what == "on the CPU agl decides actor_rollout_ref.actor.fsdp_config.param_offload of train.verl."
+    assert (finding.state, finding.fix) == ("warning", "They count on GPUs.")
+    assert f"verl settings: {finding.what}" in agl(root, "up", "--dry-run").stderr
+    machine_with(1)
+    assert find(root, verl.settings).state == "ok"
+
+
+@pytest.mark.parametrize("command", ["demo", "up"])
+def test_every_command_that_trains_asks_for_verl_first(
+    tmp_path: Path, machine_with: Callable[..., None], monkeypatch: pytest.MonkeyPatch, command: str
+):
+    machine_with(0, verl=None)
+    monkeypatch.setattr(training, "run_parts", None)
+    chosen = ["--set", "train.backend=verl"]
+    words = [str(tmp_path / "demo")] if command == "demo" else ["--project", str(make_project(tmp_path / "project"))]
+    result = CliRunner().invoke(app, [command, *words, *chosen], catch_exceptions=False)
+    assert (result.exit_code, "Error: Not installed: verl." in result.stderr) == (3, True)
 
 
 @pytest.fixture

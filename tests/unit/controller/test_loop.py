@@ -244,6 +244,22 @@ async def test_a_lease_that_ends_with_its_rollout_is_no_loss(caplog: pytest.LogC
     assert "lease is lost" not in caplog.text
 
 
+@pytest.mark.parametrize(("code", "attempts"), [(1, ["0", "1"]), (0, ["0"])])
+async def test_an_agent_that_failed_while_the_gateway_was_started_anew_is_tried_again(code: int, attempts: list[str]):
+    claims = FakeClaims()
+
+    def end(grant: Grant) -> AgentRun:
+        if grant.attempt_id == "0":
+            claims.gateway = "second"
+            return ran(code)
+        return ran(0)
+
+    runner = FakeRunner(end)
+    state, _ = await outcome(runner, FakeReward(), claims)
+    assert [attempt for _, attempt in runner.started] == attempts
+    assert state is RolloutState.SUCCEEDED
+
+
 async def test_an_agent_past_its_time_is_killed_and_scored() -> None:
     claims = FakeClaims()
     async with controlled(claims, FakeRunner(lambda grant: None), FakeReward(), replace(SETTINGS, timeout_s=0.01)):

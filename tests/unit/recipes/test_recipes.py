@@ -77,6 +77,7 @@ def test_a_recipe_made_small_is_told_the_cpu(recipe: str, tmp_path: Path):
     [
         ("gsm8k-qwen2.5-1.5b", "so\nAnswer: $1,200.0\n", 1200.0, 1.0),
         ("gsm8k-qwen2.5-1.5b", "Answer: 3\nno, Answer: 4.", 3.0, 0.0),
+        ("gsm8k-qwen2.5-1.5b", "Answer: **42**", 42.0, 1.0),
         ("gsm8k-qwen2.5-1.5b", "1200", 1200.0, 0.0),
         ("math-qwen3-8b", "**Answer: -12**", -12, 1.0),
         ("math-qwen3-8b", "Answer: 1,000", 1000, 1.0),

@@ -58,6 +58,8 @@ def test_a_wrong_variable_or_flag_is_named_as_its_origin(tmp_path: Path) -> None
         load_project(root, environ={"AGL_CFG_TRAIN__LR": "x"})
     with pytest.raises(ConfigError, match=r"--set train\.lrr: unknown setting `train\.lrr`; did you mean `train\.lr`"):
         load_project(root, overrides={"train.lrr": "1"})
+    with pytest.raises(ConfigError, match=r"--set train\.betas: `train\.betas\.1`"):
+        load_project(root, overrides={"train.betas": "[0.9, x]"})
 
 
 def test_the_file_is_found_from_a_folder_below(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ async def claim(body: ClaimRequest, request: Request, gateway: State) -> list[Gr
 @router.post("/claims/renew")
 async def renew(body: LeaseRenewal, gateway: State) -> LeaseState:
     lost = await gateway.store.renew(body.controller_id, body.rollout_ids, body.lease_s)
-    return LeaseState(lost=lost, held_total_s=gateway.hold.held_total_s)
+    return LeaseState(lost=lost, held_total_s=gateway.hold.held_total_s, gateway=gateway.name)
 
 
 @router.post("/rollouts/{rollout_id}/attempt")

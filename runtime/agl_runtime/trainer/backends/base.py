@@ -38,8 +38,8 @@ class BatchTotals:
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
     """`metrics` are finite floats: loss, grad_norm, kl, clip_fraction, entropy, logprob_gap (the largest absolute
-    difference of recorded and recomputed log-probabilities of fresh tokens), tis_weight and tis_capped (the correction
-    of stale tokens: its mean, and the share of tokens at its cap), tokens, seconds."""
+    difference of recorded and recomputed log-probabilities of fresh tokens, if there are any), tis_weight and
+    tis_capped (the correction of stale tokens: its mean, and the share of tokens at its cap), tokens, seconds."""
 
     version: PolicyVersion
     metrics: Mapping[str, float]

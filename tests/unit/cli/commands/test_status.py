@@ -15,7 +15,8 @@ from fakes.projects import make_project
 
 STEP: dict[str, Any] = {
     "kind": "step", "run_id": "r", "elapsed_s": 1.0, "step": 3, "reward_mean": 0.5, "reward_std": 0.5, "rollouts": 4,
-    "failed": 0, "groups": 2, "groups_without_spread": 0, "sampled_tokens": 40, "sample_s": 2.0, "agent_cpu_s": 0.5,
+    "failed": 0, "groups": 2, "groups_without_spread": 0, "sampled_tokens": 40, "sample_s": 1.5,
+    "hold_s": 0.5, "agent_cpu_s": 0.5,
     "agent_rss_mb": 60.0, "update_s": 0.25, "skipped": None,
 }  # fmt: skip
 SUMMARY: dict[str, Any] = {

@@ -82,7 +82,7 @@ class Updater:
                 "loss": sums["loss"] / max(len(norms), 1),
                 "grad_norm": sum(norms) / max(len(norms), 1),
                 **{name: sums[name] / weight for name in MEANS},
-                "logprob_gap": sums["logprob_gap"],
+                **({"logprob_gap": sums["logprob_gap"]} if "logprob_gap" in sums else {}),
                 "tokens": float(sum(micro.batch.targets.numel() for mini in minis for micro in mini)),
             },
         )
@@ -135,7 +135,8 @@ class Updater:
             sums[name] += value.item()
         if updates is not None:
             gaps = (old - batch.recorded).abs()[batch.updates == updates]
-            sums["logprob_gap"] = max(sums["logprob_gap"], gaps.max().item() if gaps.numel() else 0.0)
+            if gaps.numel():
+                sums["logprob_gap"] = max(sums["logprob_gap"], gaps.max().item())
 
     def _step(self) -> float:
         """Apply the gradient and forget it; returns its norm before clipping. A zero gradient changes nothing, not even

@@ -11,11 +11,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from agl_runtime.errors import PreconditionError
 from agl_runtime.trainer.backends.verl import before
 from agl_runtime.trainer.backends.verl.setup import SERVER_KEY
 
 RAY_CPUS = 16
 """What Ray is told that there are, where verl computes on the CPU."""
+TMP_BYTES = 37
+"""Longest path of a temporary folder in which the paths of Ray's sockets still fit into the system's 107 bytes."""
 
 
 def begin(config: Any, environment: Mapping[str, str], runner: Any) -> Any:
@@ -47,12 +50,21 @@ def _named(config: Any) -> str:
 
 
 def own(config: Any) -> dict[str, Any]:
-    """On loopback, ended with us; `local`, or it would join the Ray of another run on this machine."""
+    """On loopback, ended with us; `local`, or it would join the Ray of another run on this machine. Raises
+    PreconditionError."""
     local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     if config.trainer.device == "cpu":  # cores are shared by what waits most of its time, and a rank is called a GPU
         local |= {"num_cpus": RAY_CPUS, "num_gpus": config.trainer.n_gpus_per_node}
+    if _is_long(os.environ.get("RAY_TMPDIR", "")):
+        raise PreconditionError("The path in RAY_TMPDIR is too long for Ray's sockets.", f"At most {TMP_BYTES} bytes.")
+    if "RAY_TMPDIR" not in os.environ and _is_long(os.environ.get("TMPDIR", "")):
+        local |= {"_temp_dir": "/tmp/ray"}
     said = {key: value for key, value in config.ray_kwargs.ray_init.items() if value is not None}
     return {**local, **said, "address": "local"}
+
+
+def _is_long(folder: str) -> bool:
+    return len(os.fsencode(folder)) > TMP_BYTES
 
 
 def handed(verls: Mapping[str, Any], users: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from agl_runtime.client import GatewayClient
 from agl_runtime.schemas import Model
 from agl_runtime.trainer.backends.verl.records import GroupRecord, Told, scores_of
 from agl_runtime.trainer.backends.verl.setup import SERVER_KEY, Lines, Setup
-from agl_runtime.trainer.metrics import Age, Line, MetricsLog, Times, step_line
+from agl_runtime.trainer.metrics import Age, Line, MetricsLog, Times, step_line, tokens_per_s
 from agl_runtime.trainer.progress import Progress
 from agl_runtime.trainer.schedule import Phase
 
@@ -119,7 +119,7 @@ class Follower:
         self._progress.detail |= {
             "step": line["step"],
             "reward": line["reward_mean"],
-            "tokens_per_s": round(line["sampled_tokens"] / sample_s, 1) if sample_s else None,
+            "tokens_per_s": tokens_per_s(line),
         }
         return line
 
@@ -145,5 +145,5 @@ def _derived(data: Mapping[str, Any], groups: Sequence[GroupRecord], *, is_fresh
     gaps = [abs(math.log(ratio)) for ratio in ratios if ratio > 0]
     return {
         "entropy": data.get("actor/entropy", 0.0) / tokens if tokens else 0.0,
-        "logprob_gap": max(gaps, default=0.0) if is_fresh else 0.0,
+        **({"logprob_gap": max(gaps)} if gaps and is_fresh else {}),
     }

@@ -39,7 +39,7 @@ PLUGIN = "agl_runtime.trainer.backends.verl.plugin"
 MODULES = "VERL_USE_EXTERNAL_MODULES"
 FOLLOW_EVERY_S = 0.25
 NO_TOKENS = "no model call can be trained on"
-STARTING = "starting Ray and verl (about a minute)"
+STARTING = "starting Ray and verl (a minute or two)"
 TRACKERS = "trackers"
 TRACKER_PLACES = {
     "tensorboard": {"TENSORBOARD_DIR": "{folder}/{run}"},
@@ -164,6 +164,7 @@ def _environment(config: Config, figures: Path, run_epoch: int, on_cpu: bool) ->
         MODULES: ",".join(filter(None, (PLUGIN, os.environ.get(MODULES)))),
         "VERL_FILE_LOGGER_PATH": str(figures),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_COLOR_PREFIX": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "TQ_LOGGING_LEVEL": "ERROR",  # it warns at each transfer of how few cores there are
         "PYTHONWARNINGS": "ignore::UserWarning:verl.workers.engine",  # one for each engine that is not installed

@@ -153,6 +153,8 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _require_own(key: str, value: object) -> None:
     said, name = f"train.verl sets {key}", _touched(key)
+    if name.startswith(f"{key}."):
+        raise ConfigError(f"{said} as a whole, and agl manages {name} in it.", "Name what you set in it.")
     if name in MANAGED:
         raise ConfigError(f"{said}, which agl manages.", f"Set {MANAGED[name]} instead.")
     if name in UNUSED:

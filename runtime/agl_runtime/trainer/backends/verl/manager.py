@@ -32,6 +32,7 @@ from agl_runtime.trainer.backends.verl.images import Inputs, eye_of, has_images,
 from agl_runtime.trainer.backends.verl.records import GroupRecord
 from agl_runtime.trainer.backends.verl.routing import routed_only, routing_field
 from agl_runtime.trainer.backends.verl.rows import ScoredSamples, group_rows
+from agl_runtime.trainer.backends.verl.servers import watch
 from agl_runtime.trainer.backends.verl.setup import SERVER_KEY, Ending, Setup
 from agl_runtime.trainer.checks import training_tasks, validation_tasks
 from agl_runtime.trainer.evaluation import evaluate
@@ -63,6 +64,7 @@ class GatewayManager:
         self._tokenizer = AutoTokenizer.from_pretrained(policy)
         self._eye = eye_of(policy)
         self._routing = read_family(policy).routing if config.train.routing_replay else None
+        self._addresses = addresses
         self._endpoints = [f"http://{address}/v1" for address in addresses]
         self._client = setup.client()
         self._desk = RolloutDesk(self._client, config.agent.timeout_s)
@@ -92,6 +94,7 @@ class GatewayManager:
         run_id, version = self._setup.run_id, self._setup.weights(self._setup.step)
         await self._desk.cancel(lambda rollout: is_orphan(rollout, run_id, version, self._recipe, carried))
         self._spawn(self._desk.watch())
+        self._spawn(watch(self._addresses))
 
     async def _train(self, prompts: Sequence[Prompt], step: int) -> None:
         await self._serve(step - 1)

@@ -33,8 +33,8 @@ def link_verl(checkpoint: Path, written: Path) -> None:
 
 def verl_folder(newest: state.Checkpoint | None, train: TrainConfig) -> Path | None:
     """Where verl resumes. Raises TrainerError for a checkpoint of another backend or one that lost files, ConfigError
-    for one of another number of ranks, whose shards no others can read, or of another learning rate, which verl would
-    go on with."""
+    for one of another number of ranks, whose shards no others can read, of another learning rate, which verl would go
+    on with, or of more groups under way than there may be now, which verl would lose or keep."""
     if newest is None:
         return None
     link = newest.folder / VERL_LINK
@@ -54,7 +54,8 @@ def verl_folder(newest: state.Checkpoint | None, train: TrainConfig) -> Path | N
     worlds = {int(found[1]) for name in names if (found := re.match(r"model_world_size_(\d+)_rank_", name))}
     if worlds and (ranks := train.gpus * train.nodes) not in worlds:
         raise ConfigError(
-            f"The checkpoint {newest.folder} was written by {worlds.pop()} GPUs, and now there are {ranks}.",
+            f"The checkpoint {newest.folder} was written with {worlds.pop()} as train.gpus times train.nodes, which is "
+            f"now {ranks}.",
             f"Put train.gpus and train.nodes back, {NEW_RUN}",
         )
     for lr in _rates(folder):
@@ -64,6 +65,13 @@ def verl_folder(newest: state.Checkpoint | None, train: TrainConfig) -> Path | N
                 f"{train.lr:g}.",
                 f"Put train.lr back, {NEW_RUN}",
             )
+    under_way = len(newest.saved.open)
+    if under_way and under_way + train.groups_per_step > (train.active_groups or train.groups_per_step):
+        raise ConfigError(
+            f"{under_way} groups were under way at the checkpoint {newest.folder}, more than train.active_groups "
+            "leaves room for beside a batch.",
+            f"Set train.active_groups to {under_way + train.groups_per_step} or more, {NEW_RUN}",
+        )
     return folder
 
 

@@ -74,7 +74,13 @@ def overrides(config: Config, paths: Paths, family: Family, *, on_cpu: bool) -> 
     decided = _algorithm(config) | _actor(config, family) | _rollout(config, family, on_cpu=on_cpu)
     decided |= _data(config, paths) | _trainer(config, paths, on_cpu=on_cpu) | _schedule(config)
     decided |= _replay(family, user, on_cpu=on_cpu) if config.train.routing_replay else {}
-    layers = [_proposed(user), {} if on_cpu else _parsers(family), user, decided, _cpu(config, user) if on_cpu else {}]
+    layers = [
+        _proposed(user),
+        {} if on_cpu else _parsers(family),
+        user,
+        decided,
+        for_cpu(config, user) if on_cpu else {},
+    ]
     return _merged(layers) | {f"{MODEL}.path": str(paths.policy), "critic.enable": False}
 
 
@@ -246,8 +252,8 @@ def _batches(groups: int, batch: int) -> float:
     return quotient if math.floor(quotient * batch) == groups else math.nextafter(quotient, math.inf)
 
 
-def _cpu(config: Config, user: Mapping[str, Any]) -> dict[str, Any]:
-    """verl on processes that compute in fp32 on the CPU, for trying out."""
+def for_cpu(config: Config, user: Mapping[str, Any]) -> dict[str, Any]:
+    """verl on processes that compute in fp32 on the CPU, for trying out. Raises ConfigError for what needs GPUs."""
     if user.get("model_engine", "dp") != "dp":
         raise ConfigError(
             f"train.verl sets model_engine to {user['model_engine']}, which needs GPUs.",

@@ -68,7 +68,7 @@ def test_recomputed_logprobs_are_the_recorded_ones_at_the_training_temperature(
 def test_the_gap_counts_fresh_tokens_only(fresh_policy: Load) -> None:
     rollouts = scored_rollouts(fresh_policy().model, updates=3, temperature=2.0)
     assert update(fresh_policy(), rollouts, config(), updates=3).metrics["logprob_gap"] > 0.1
-    assert update(fresh_policy(), rollouts, config(), updates=4).metrics["logprob_gap"] == 0
+    assert update(fresh_policy(), rollouts, config(), updates=4).metrics.get("logprob_gap") is None
 
 
 @pytest.mark.parametrize("normalization", ["rollout", "sample", "token"])

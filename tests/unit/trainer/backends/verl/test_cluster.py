@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from agl_runtime.errors import PreconditionError
 from agl_runtime.trainer.backends.verl.cluster import handed, is_own, own
 
 
 @pytest.fixture(autouse=True)
 def no_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for name in ("RAY_ADDRESS", "RAY_TMPDIR", "TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def made(device: str = "cuda", nodes: int = 1, **said: Any) -> SimpleNamespace:
@@ -27,6 +29,19 @@ def test_a_run_on_one_machine_has_a_ray_of_its_own() -> None:
         "num_cpus": 16,
         "num_gpus": 2,
     }
+
+
+def test_rays_sockets_keep_out_of_a_temporary_folder_with_a_long_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/tmp/" + "t" * 32)
+    assert "_temp_dir" not in own(made())
+    monkeypatch.setenv("TMPDIR", "/tmp/" + "t" * 33)
+    assert own(made())["_temp_dir"] == "/tmp/ray"
+    assert own(made(_temp_dir="/x"))["_temp_dir"] == "/x"
+    monkeypatch.setenv("RAY_TMPDIR", "/r")
+    assert "_temp_dir" not in own(made())
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "t" * 33)
+    with pytest.raises(PreconditionError, match=r"The path in RAY_TMPDIR is too long for Ray's sockets\. At most 37"):
+        own(made())
 
 
 def test_several_machines_and_a_named_ray_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:

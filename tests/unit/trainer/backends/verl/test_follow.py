@@ -60,6 +60,7 @@ def test_a_step_is_told_once_batch_and_verls_figures_are_there(run: Run) -> None
     assert (line["reward_mean"], line["scored"], line["failed"], line["samples"]) == (0.5, 2, 1, 4)
     assert (line["staleness_max"], line["groups_dropped"], line["grad_norm"]) == (1, 2, 0.25)
     assert (line["sample_s"], line["hold_s"], line["update_s"], line["save_s"]) == (3.0, 2.0, 1.5, 0.5)
+    assert line["logprob_gap"] is None  # no token was fresh
 
 
 def test_a_group_of_an_earlier_process_counts_in_the_batch_that_takes_it(run: Run) -> None:

@@ -31,13 +31,13 @@ def test_a_plus_stays_in_front_wherever_it_stands():
             r"train\.verl sets algorithm\.adv_estimator, which agl manages\. Set train\.algorithm instead\.",
         ),
         ({"+algorithm.adv_estimator": "grpo"}, r"sets algorithm\.adv_estimator, which agl manages"),
-        ({"algorithm": "x"}, r"train\.verl sets algorithm, which agl manages\."),
+        ({"algorithm": "x"}, r"verl sets algorithm as a whole, and agl manages algorithm\.adv_estimator in it\. Name"),
         ({"actor_rollout_ref.actor.use_kl_loss": True}, r"which agl manages\. Set train\.kl_coef instead\."),
         ({"data.max_prompt_length": 3}, r"Set train\.max_prompt_tokens instead\."),
         ({"data.shuffle": True}, r"sets data\.shuffle, which agl manages\. Remove it: agl's own part does this\."),
         (
             {"actor_rollout_ref.actor.optim": None},
-            r"train\.verl sets actor_rollout_ref\.actor\.optim, which agl manages\. Set train\.lr instead\.",
+            r"sets actor_rollout_ref\.actor\.optim as a whole, and agl manages actor_rollout_ref\.actor\.optim\.lr ",
         ),
         (
             {"critic": {"enable": True}},

@@ -36,9 +36,9 @@ def project(tmp_path: Path) -> Path:
     return root
 
 
-def found(project: Path, **train: Any) -> Path | None:
+def found(project: Path, saved: SavedState = SAVED, **train: Any) -> Path | None:
     settings = TrainConfig(**{"backend": "verl", "lr": 1e-3, **train})
-    return verl_folder(Checkpoint(project / "checkpoints" / "1.2", PolicyVersion(1, 2), SAVED), settings)
+    return verl_folder(Checkpoint(project / "checkpoints" / "1.2", PolicyVersion(1, 2), saved), settings)
 
 
 def test_a_new_run_has_no_folder() -> None:
@@ -74,7 +74,9 @@ def test_a_folder_that_is_gone_is_told(project: Path) -> None:
 
 
 def test_another_number_of_gpus_is_refused(project: Path) -> None:
-    with pytest.raises(ConfigError, match=r"was written by 1 GPUs, and now there are 2\. Put train\.gpus and"):
+    with pytest.raises(
+        ConfigError, match=r"with 1 as train\.gpus times train\.nodes, which is now 2\. Put train\.gpus and"
+    ):
         found(project, gpus=2)
 
 
@@ -83,3 +85,13 @@ def test_another_learning_rate_which_verl_would_not_take_is_refused(project: Pat
         ConfigError, match=r"of the checkpoint .*1\.2, 0\.001, and train\.lr is 0\.0005\. Put train\.lr back"
     ):
         found(project, lr=5e-4)
+
+
+@pytest.mark.parametrize(("active", "batch"), [(None, 2), (4, 2), (8, 4)])
+def test_fewer_active_groups_than_are_under_way_are_refused(project: Path, active: int | None, batch: int) -> None:
+    saved = SAVED.model_copy(update={"open": [(n, "1.2") for n in range(6)]})
+    message = rf"6 groups were under way .* Set train\.active_groups to {6 + batch} or more"
+    with pytest.raises(ConfigError, match=message):
+        found(project, saved, active_groups=active, groups_per_step=batch)
+    assert found(project, saved, active_groups=6 + batch, groups_per_step=batch) is not None
+    assert found(project, active_groups=active, groups_per_step=batch) is not None
