@@ -136,7 +136,7 @@ def step_line(
 def tokens_per_s(line: Mapping[str, Any]) -> float | None:
     """Sampled tokens of the batch over the whole step: an asynchronous one may wait for no rollout, as its agents
     worked in the steps before."""
-    seconds = (line["sample_s"] or 0.0) + (line["hold_s"] or 0.0)
+    seconds = (line.get("sample_s") or 0.0) + (line.get("hold_s") or 0.0)
     return round(line["sampled_tokens"] / seconds, 1) if seconds else None
 
 
